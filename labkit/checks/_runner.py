@@ -1,0 +1,211 @@
+"""Run a check: send each case to where the learner's code runs, judge here what comes back.
+
+Where the code runs is a `Transport`: fresh processes on this machine for a learner, a sandbox for a grader. The judging is the same.
+"""
+
+import linecache
+import os
+import secrets
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from labkit.checks import _wire
+from labkit.checks._core import Case, Check, Finding, Observation
+from labkit.checks._score import merge
+from labkit.checks._verdict import Verdict
+
+GENERIC_HINTS = {
+    "unfinished": "Replace the `raise NotImplementedError(...)` in the answer cell, run that cell, then run this one again.",
+    "timeout": "Which loop never ends, or which call waits for something that nobody sends? The lines above are where it stood.",
+    "memory": "Which of the tensors listed does your code still need at that moment?",
+    "deadlock": "Which rank waits for a message, and which rank was to send it?",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank sent back: status "ok" with `data`, or how it ended instead."""
+
+    status: str
+    data: bytes = b""
+    detail: str = ""
+    output: str = ""
+
+
+class Transport(Protocol):
+    """Runs `labkit.checks._probe.serve` on a payload beside the learner's code and brings back what it returned, byte for byte."""
+
+    def send(self, payload: bytes, world_size: int, timeout: float) -> Sequence[Report]: ...
+
+
+class LocalTransport:
+    """Fresh processes on this machine, forked from one that has imported torch already."""
+
+    def send(self, payload: bytes, world_size: int, timeout: float) -> Sequence[Report]:
+        from labkit.ranks import launch
+
+        reports = launch(
+            payload,
+            world_size=max(1, world_size),
+            entry="labkit.checks._probe:serve",
+            timeout=timeout,
+            init_process_group=world_size > 0,
+        )
+        return [Report(report.status, report.data, _ending(report), report.output) for report in reports]
+
+
+def _ending(report: Any) -> str:
+    """How a rank ended that sent no answer, for people."""
+    error = report.error or {}
+    told = f"{error['type']}: {error['message']}" if error else ""
+    return "\n".join(part for part in (told, report.detail) if part)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Why a case brought no observation."""
+
+    status: str
+    text: str
+    detail: str = ""
+    hint_id: str | None = None
+
+
+def _lines_of(frames: Sequence[dict[str, Any]]) -> str:
+    """The learner's own lines, innermost last, with their text where this process knows the cell."""
+    told = []
+    for frame in frames[-4:]:
+        source = linecache.getline(frame["file"], frame["line"]).strip()
+        where = "" if frame["function"] == "<module>" else f" of {frame['function']}"
+        told.append(f"  line {frame['line']}{where}" + (f":  {source}" if source else ""))
+    return "\n".join(told)
+
+
+def _problem(check: Check, case: Case, reply: dict[str, Any], tripped: list[str]) -> _Problem:
+    error = reply["error"]
+    kind, message, lines = error["type"], error["message"], _lines_of(error["frames"])
+    if kind == "NotImplementedError" and (not message or message.startswith("Exercise ")):
+        return _Problem("unfinished", f"{message or 'the answer cell'} is not written yet")
+    if error["wrong_result"]:
+        return _Problem("fail", message, f"In case {case.name}: {message}", error["hint"])
+    hint = check.on_error(error) if check.on_error else None
+    status = "memory" if kind in ("OutOfMemoryError", "MemoryError") else "error"
+    told = f"{kind}: {message}" if message else kind
+    return _Problem(status, told.splitlines()[0][:160], f"In case {case.name}: {told}" + (f"\n{lines}" if lines else ""), hint)
+
+
+def _read(check: Check, case: Case, reports: Sequence[Report], nonce: str) -> Observation | _Problem:
+    """The observation in what the ranks sent, or why there is none. The sender is not trusted: whatever does not parse is `protocol`."""
+    bad = [(rank, report) for rank, report in enumerate(reports) if report.status != "ok"]
+    if bad:
+        # One status for the case: a deadlock or timeout is told before the ranks that fell because of it.
+        order = ("deadlock", "timeout", "memory", "error", "exit", "interrupted", "protocol", "infrastructure")
+        rank, report = min(bad, key=lambda item: order.index(item[1].status) if item[1].status in order else len(order))
+        status = {"exit": "error"}.get(report.status, report.status)
+        first = (report.detail.strip().splitlines() or ["ended without an answer"])[0]
+        return _Problem(status, first[:160], f"In case {case.name}: {report.detail.strip() or first}")
+    observations: list[Observation] = []
+    for report in reports:
+        try:
+            reply, tensors, _ = _wire.unpack(report.data)
+            if reply["nonce"] != nonce:
+                raise _wire.WireError("an answer to another question")
+            tripped = [str(name) for name in reply["forbidden"]]
+            if tripped:
+                text = f"{tripped[0]} was called"
+                return _Problem("flagged", text, f"{text}. This exercise wants your own version of it.")
+            if reply["error"] is not None:
+                return _problem(check, case, reply, tripped)
+            observations.append(Observation.from_message(reply["observation"], tensors))
+        except (_wire.WireError, KeyError, TypeError, ValueError, AttributeError) as error:
+            return _Problem("protocol", "the answer of the process could not be read", f"In case {case.name}: {error}")
+    return replace(observations[0], ranks=observations)
+
+
+def default_seed(name: str) -> int:
+    """The same inputs each time a learner runs a check: the same answer twice."""
+    return zlib.crc32(name.encode())
+
+
+def run_check(
+    check: Check,
+    candidate: bytes,
+    *,
+    seed: int | None = None,
+    strict: bool = False,
+    forbid: bool = True,
+    transport: Transport | None = None,
+) -> Verdict:
+    """Probe and judge a candidate (cloudpickle bytes, never opened here) in every case of `check`.
+
+    strict : the exam's cases too. forbid : lay the tripwires (off only in tests of answers that a library gives).
+    """
+    started = time.perf_counter()
+    transport = transport or LocalTransport()
+    generator = torch.Generator().manual_seed(default_seed(check.name) if seed is None else seed)
+    judged: list[tuple[str, list[Finding]]] = []
+    seen: list[tuple[Case, Observation]] = []
+    problem: _Problem | None = None
+    for case in check.cases(generator, strict):
+        nonce = secrets.token_hex(16)
+        request = {
+            "check": check.name,
+            "case": {key: value for key, value in asdict(replace(case, tensors={})).items() if key != "tensors"},
+            "forbid": forbid,
+            "nonce": nonce,
+            "cwd": os.getcwd(),
+            "path": [path for path in sys.path if path],
+        }
+        payload = _wire.pack(request, case.tensors, candidate)
+        result = _read(check, case, transport.send(payload, case.world_size, check.timeout), nonce)
+        if isinstance(result, Observation):
+            seen.append((case, result))
+            judged.append((case.name, check.judge(case, result)))
+            continue
+        covers = case.covers or [criterion.name for criterion in check.criteria]
+        judged.append((case.name, [Finding(name, False, "", result.text, result.hint_id) for name in covers]))
+        problem = problem or result
+        if case.covers is None or result.status in ("timeout", "deadlock", "flagged", "unfinished"):
+            break
+    verdict = _verdict(check, judged, seen, problem)
+    verdict.seconds = time.perf_counter() - started
+    return verdict
+
+
+def _verdict(
+    check: Check,
+    judged: list[tuple[str, list[Finding]]],
+    seen: list[tuple[Case, Observation]],
+    problem: _Problem | None,
+) -> Verdict:
+    outcomes, findings = merge(check, judged)
+    points = sum(outcome.earned for outcome in outcomes)
+    if problem and problem.status in ("flagged", "unfinished", "protocol", "infrastructure"):
+        points = 0.0
+    failing = [outcome for outcome in outcomes if not outcome.passed]
+    status = "pass" if not failing else "partial" if points else "fail"
+    verdict = Verdict(check.name, status, points, check.points, outcomes)
+    if problem:
+        verdict.status = "partial" if points else problem.status
+        verdict.failed = "runs" if problem.status != "fail" else failing[0].name
+        verdict.hint_id = problem.hint_id or (problem.status if problem.status in GENERIC_HINTS else None)
+        verdict.detail = problem.detail or problem.text
+        if problem.status != "fail" and not points:
+            verdict.criteria = []  # nothing was measured: the table would only repeat "not reached"
+    elif failing:
+        told = next((outcome.name for outcome in failing if findings[outcome.name].hint), failing[0].name)
+        verdict.failed, verdict.hint_id, verdict.detail = told, findings[told].hint, findings[told].detail
+    if verdict.hint_id:
+        verdict.hint = check.hints.get(verdict.hint_id) or GENERIC_HINTS[verdict.hint_id]
+    if check.summary and not failing:
+        verdict.summary = next((text for case, seen_one in seen if (text := check.summary(case, seen_one))), "")
+    if check.picture:
+        draw = check.picture
+        verdict.draw = lambda: next((figure for case, seen_one in seen if (figure := draw(case, seen_one)) is not None), None)
+    return verdict

@@ -1,0 +1,182 @@
+"""A lab without a browser: run a notebook's cells and print its verdicts, the points so far, and an exercise put back to its stub."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from labkit.checks._verdict import MIME, Outcome, Verdict, verdict_text
+from labkit.manifests import Cell, Manifest, lab_number, load_manifests
+
+CELL_SECONDS = 300
+
+
+class NotebookError(Exception):
+    """A notebook that cannot be read; the message says what to do."""
+
+
+def read_notebook(path: Path) -> nbformat.NotebookNode:
+    """The notebook at `path`, upgraded to format 4. Raises NotebookError."""
+    try:
+        return nbformat.read(path, as_version=4)
+    except FileNotFoundError:
+        raise NotebookError(f"{path} is not there.") from None
+    except IsADirectoryError:
+        raise NotebookError(f"{path} is a folder: name the notebook in it.") from None
+    except Exception as error:  # nbformat raises many kinds for text that is no notebook
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise NotebookError(f"{path} is not a notebook that can be read ({reason}). Take it from your last checkpoint, or hand-out.") from None
+
+
+def verdict_of(output: Any) -> Verdict | None:
+    """The verdict in a cell's output, or None. What a notebook says of itself is for its learner's eyes; grades are made elsewhere."""
+    data = output.get("data", {}).get(MIME)
+    if not isinstance(data, dict):
+        return None
+    try:
+        criteria = [Outcome(**outcome) for outcome in data["criteria"]]
+        return Verdict(**{**data, "criteria": criteria})
+    except (KeyError, TypeError):
+        return None
+
+
+def _verdicts(cell: nbformat.NotebookNode) -> Iterator[Verdict]:
+    for output in cell.get("outputs", []):
+        verdict = verdict_of(output)
+        if verdict is not None:
+            yield verdict
+
+
+def _width() -> int:
+    return max(40, shutil.get_terminal_size((100, 24)).columns)
+
+
+def check_notebook(path: Path) -> int:
+    """Run every cell of the notebook in a kernel of its own (the file stays as it is) and print each verdict as it comes.
+
+    Returns 0 when every check passed, 1 when one did not, 2 when the notebook could not be run.
+    """
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from traitlets.config import Config
+
+    try:
+        notebook = read_notebook(path)
+    except NotebookError as error:
+        print(error, file=sys.stderr)
+        return 2
+    total = [0.0, 0.0, True]
+    width = _width()
+
+    def tell(cell: nbformat.NotebookNode, cell_index: int, **_: Any) -> None:
+        for verdict in _verdicts(cell):
+            print(verdict_text(verdict, width), end="\n\n", flush=True)
+            total[0] += verdict.points
+            total[1] += verdict.max_points
+            total[2] = total[2] and verdict.passed
+        if not any(_verdicts(cell)):
+            for output in cell.get("outputs", []):
+                if output.output_type == "error":
+                    first = (cell.source.strip().splitlines() or [""])[0]
+                    print(f"cell {cell_index + 1} ({first[:60]}): {output.ename}: {output.evalue}"[: 4 * width], end="\n\n", flush=True)
+
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_SECONDS,
+        allow_errors=True,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.resolve().parent)}},
+        config=Config({"KernelManager": {"shutdown_wait_time": 1.0}}),
+        on_cell_executed=tell,
+    )
+    try:
+        client.execute()
+    except CellTimeoutError:
+        print(f"A cell ran for more than {CELL_SECONDS} s and was stopped: which loop never ends?", file=sys.stderr)
+        return 2
+    except DeadKernelError:
+        print("The notebook's kernel died: a cell ended the process, or the machine ran out of memory.", file=sys.stderr)
+        return 2
+    print(f"{total[0]:g} of {total[1]:g} points")
+    return 0 if total[2] and total[1] else 1
+
+
+def _find(manifest: Manifest, folder: Path) -> Path | None:
+    """The learner's notebook of a lab below `folder`: by name, the one changed last where there are several."""
+    found = [path for path in folder.rglob(f"{manifest.name}.ipynb") if not {".ipynb_checkpoints", "solution", "build"} & set(path.parts)]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _grade_id(cell: nbformat.NotebookNode) -> str | None:
+    return cell.metadata.get("nbgrader", {}).get("grade_id") or cell.get("id")
+
+
+def status(folder: Path) -> int:
+    """Print the points of each lab's checks as its saved notebook shows them."""
+    for manifest in load_manifests().values():
+        checks = [cell for cell in manifest.cells if cell.kind == "check"]
+        most = sum(cell.points for cell in checks)
+        path = _find(manifest, folder)
+        if path is None:
+            print(f"{manifest.lab}  {manifest.title}: no notebook below {folder}")
+            continue
+        try:
+            cells = {_grade_id(cell): cell for cell in read_notebook(path).cells}
+        except NotebookError as error:
+            print(f"{manifest.lab}  {manifest.title}: {error}")
+            continue
+        told = {check.grade_id: next(_verdicts(cells[check.grade_id]), None) if check.grade_id in cells else None for check in checks}
+        points = sum(min(verdict.points, verdict.max_points) for verdict in told.values() if verdict)
+        print(f"{manifest.lab}  {manifest.title}: {points:g} of {most:g} points  ({path})")
+        for check in checks:
+            verdict = told[check.grade_id]
+            state = f"{verdict.status}, {verdict.points:g} of {check.points:g}" if verdict else "not run yet"
+            print(f"      {check.exercise:<5} {check.grade_id}: {state}")
+    print("Hidden cases and written answers are graded after hand-in.")
+    return 0
+
+
+def reset(lab: str, exercise: str, notebook: Path | None) -> int:
+    """Put the answer cells of one exercise back to their stubs; the notebook as it was is kept beside it. 1 when nothing was done."""
+    manifests = load_manifests()
+    manifest = manifests.get(lab_number(lab))
+    if manifest is None:
+        print(f"There is no lab {lab}. There are {', '.join(manifests)}.", file=sys.stderr)
+        return 1
+    stubs = {cell.grade_id: cell for cell in manifest.cells if cell.kind == "answer" and cell.exercise == exercise}
+    if not stubs:
+        known = sorted({cell.exercise for cell in manifest.cells if cell.kind == "answer"})
+        print(f"Lab {manifest.lab} has no exercise {exercise}. It has {', '.join(known)}.", file=sys.stderr)
+        return 1
+    path = notebook or _find(manifest, Path("."))
+    if path is None:
+        print(f"{manifest.name}.ipynb is not below this folder: name it with --notebook.", file=sys.stderr)
+        return 1
+    try:
+        return _write_stubs(path, stubs, exercise)
+    except NotebookError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _write_stubs(path: Path, stubs: dict[str, Cell], exercise: str) -> int:
+    content = read_notebook(path)
+    found = [cell for cell in content.cells if _grade_id(cell) in stubs]
+    if not found:
+        print(f"{path} has none of the answer cells of exercise {exercise} any more; take the notebook from the hand-out.", file=sys.stderr)
+        return 1
+    for cell in found:
+        cell.source = stubs[_grade_id(cell)].source
+        cell.update(outputs=[], execution_count=None)
+    number = next(count for count in range(1, 10_000) if not path.with_suffix(f".before-reset-{count}.ipynb").exists())
+    kept = path.with_suffix(f".before-reset-{number}.ipynb")
+    shutil.copy2(path, kept)
+    written = path.with_suffix(".ipynb.new")
+    nbformat.write(content, written)
+    os.replace(written, path)
+    print(f"Exercise {exercise} is back to its stub in {path}. Yours is kept in {kept.name}. Reload the notebook if it is open.")
+    return 0

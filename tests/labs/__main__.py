@@ -1,0 +1,60 @@
+"""python -m tests.labs --mutants [TOPIC ...]         judge every wrong and right implementation
+python -m tests.labs --repeat N [TOPIC ...]         the same verdict N times
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+
+from tests.labs import corpus
+
+
+def _told(verdict: object) -> str:
+    return f"{verdict.status} {verdict.points:g}/{verdict.max_points:g} failed={verdict.failed} hint={verdict.hint_id}"
+
+
+def judge(topics: list[str], repeat: int) -> int:
+    wrongs, rights = corpus.load()
+    wrongs = [item for item in wrongs if not topics or item.topic in topics]
+    rights = [item for item in rights if not topics or item.topic in topics]
+    tally: dict[str, list[int]] = defaultdict(lambda: [0] * 6)
+    for done, item in enumerate([*wrongs, *rights], 1):
+        if sys.stderr.isatty():
+            print(f"\r{done}/{len(wrongs) + len(rights)} {item.topic} {item.name:<50.50}", end="", file=sys.stderr, flush=True)
+        row = tally[item.topic]
+        verdicts = [corpus.examine(item.candidate, item.check, forbid=getattr(item, "forbid", True)) for _ in range(repeat)]
+        if isinstance(item, corpus.Wrong):
+            good = [all(corpus.killed(item, verdict) for verdict in verdicts), all(corpus.told_right(item, verdict) for verdict in verdicts)]
+            for index, ok in zip((0, 2), good, strict=True):
+                row[index] += ok
+                row[index + 1] += 1
+            wanted = f"failed={item.criterion} hint={item.hint}"
+        else:
+            good = [all(corpus.accepted(item, verdict) for verdict in verdicts)]
+            row[4] += good[0]
+            row[5] += 1
+            wanted = "full points"
+        if not all(good):
+            bad = next((v for v in verdicts if not (corpus.told_right(item, v) if isinstance(item, corpus.Wrong) else corpus.accepted(item, v))), verdicts[0])
+            print(f"\n  {item.topic} {item.check} {item.name}: wanted {wanted}; got {_told(bad)}\n    {bad.detail[:400]}")
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    line = "killed {}/{} hinted {}/{} accepted {}/{}"
+    for topic, row in sorted(tally.items()):
+        print(f"{topic:<20}", line.format(*row))
+    total = [sum(row[index] for row in tally.values()) for index in range(6)]
+    print(line.format(*total))
+    return 0 if total[1] and total[0] == total[1] and total[2] == total[3] and total[4] == total[5] else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.labs", description=__doc__)
+    parser.add_argument("--mutants", action="store_true", help="judge every implementation once")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="judge each N times: the same verdict every time")
+    parser.add_argument("topics", nargs="*", help="only these topics, such as pingpong")
+    options = parser.parse_args()
+    return judge(options.topics, options.repeat)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
