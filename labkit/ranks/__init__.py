@@ -1,0 +1,29 @@
+"""Run a function on several processes ("ranks") of this machine, started warm.
+
+``run_ranks`` is what a notebook uses; ``launch`` and ``warm_up`` are the layer below it, which checks use.
+"""
+
+from importlib import import_module
+
+_HOMES = {
+    "launch": "labkit.ranks.jobs",
+    "warm_up": "labkit.ranks.jobs",
+    "RankReport": "labkit.ranks.jobs",
+    "run_ranks": "labkit.ranks.run",
+    "RankResult": "labkit.ranks.run",
+    "RankError": "labkit.ranks.errors",
+    "RankTimeout": "labkit.ranks.errors",
+    "DeadlockError": "labkit.ranks.errors",
+    "CargoError": "labkit.ranks.errors",
+    "NestedRanksError": "labkit.ranks.errors",
+    "ServerError": "labkit.ranks.errors",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'labkit.ranks' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,149 @@
+"""What happens inside a rank: take the seat that the supervisor prepared, call the function, hand back bytes."""
+
+import faulthandler
+import importlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+
+from labkit.ranks import system, wire
+
+DUMP_SIGNAL = signal.SIGUSR1
+NO_CHANNEL = 117
+TEXT_LIMIT = 20_000
+current: int | None = None  # this process's rank, where it is one
+
+
+class Failure(Exception):
+    """Raised by an entry to report ``cause`` together with bytes of its own about it."""
+
+    def __init__(self, cause: BaseException, data: bytes) -> None:
+        super().__init__(str(cause))
+        self.cause, self.data = cause, data
+
+
+@dataclass
+class Seat:
+    """Everything that the supervisor sets out for one rank."""
+
+    number: int
+    world_size: int
+    supervisor: int
+    close: list[int]
+    out_fd: int
+    result_fd: int
+    release_fd: int
+    dump_fd: int
+    scratch: str | None
+    spec: dict
+    payload: bytes
+
+
+def run_rank(seat: Seat) -> None:
+    """The whole life of a rank process; never returns."""
+    try:
+        _sit_down(seat)
+        frames = _work(seat)
+        with suppress(Exception):
+            sys.stdout.flush()
+        with suppress(Exception):
+            sys.stderr.flush()
+        for frame in frames:
+            wire.write_all(seat.result_fd, frame)
+        # Peers may still talk to this rank's sockets: it stays until all are done.
+        os.read(seat.release_fd, 1)
+    except OSError:
+        os._exit(NO_CHANNEL)
+    finally:
+        os._exit(0)
+
+
+def _sit_down(seat: Seat) -> None:
+    global current
+    current = seat.number
+    os.setpgid(0, 0)
+    system.die_with_parent(seat.supervisor)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for fd in seat.close:
+        os.close(fd)
+    os.dup2(seat.out_fd, 1)
+    os.dup2(seat.out_fd, 2)
+    os.close(seat.out_fd)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    faulthandler.register(DUMP_SIGNAL, file=seat.dump_fd, all_threads=True, chain=False)
+    spec = seat.spec
+    os.environ.clear()
+    os.environ.update(spec["env"])
+    os.environ.update(RANK=str(seat.number), LOCAL_RANK=str(seat.number), WORLD_SIZE=str(seat.world_size))
+    sys.path[:] = spec["path"]
+    with suppress(OSError):
+        os.chdir(spec["cwd"])
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    import torch
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // seat.world_size))
+
+
+def _work(seat: Seat) -> list[bytes]:
+    started = time.perf_counter()
+    try:
+        if seat.spec["init_process_group"]:
+            from labkit.ranks.group import join_group
+
+            join_group(seat)
+        module, _, name = seat.spec["entry"].partition(":")
+        function = getattr(importlib.import_module(module), name)
+        started = time.perf_counter()
+        data = function(seat.payload, seat.number, seat.world_size)
+        if not isinstance(data, bytes):
+            raise TypeError(f"entry {seat.spec['entry']} returned {type(data).__name__}, not bytes")
+        if len(data) > seat.spec["max_result_bytes"]:
+            raise ValueError(f"the result has {len(data)} bytes; at most {seat.spec['max_result_bytes']} can be returned")
+        frames = [wire.frame(b"D", data)]
+    except Failure as failure:
+        frames = [wire.frame(b"X", failure.data), wire.frame(b"E", wire.dump_json(describe(failure.cause)))]
+    except BaseException as error:
+        frames = [wire.frame(b"E", wire.dump_json(describe(error)))]
+    meta = {"seconds": time.perf_counter() - started, "threads": _left_threads()}
+    return [wire.frame(b"M", wire.dump_json(meta)), *frames, wire.frame(b"F", b"")]
+
+
+def _left_threads() -> list[str]:
+    here = threading.current_thread()
+    return [thread.name[:40] for thread in threading.enumerate() if thread is not here and not thread.daemon][:5]
+
+
+def describe(error: BaseException) -> dict:
+    """An exception as plain data: type, message, traceback from the first frame outside labkit on, notes."""
+    try:
+        message = str(error)
+    except Exception as broken:
+        message = f"<its message cannot be made: {type(broken).__name__}>"
+    try:
+        text = "".join(traceback.format_exception(_cut(error)))
+    except Exception as broken:
+        text = f"<its traceback cannot be made: {type(broken).__name__}>"
+    notes = [str(note)[:2000] for note in getattr(error, "__notes__", [])[:10]]
+    if len(text) > TEXT_LIMIT:
+        text = text[: TEXT_LIMIT // 4] + "\n[...]\n" + text[-3 * TEXT_LIMIT // 4 :]
+    return {"type": type(error).__name__, "message": message[:TEXT_LIMIT], "traceback": text, "notes": notes}
+
+
+def _cut(error: BaseException) -> BaseException:
+    """Drop labkit's own frames from the top of the traceback, where something is left below them."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    frames = error.__traceback__
+    while frames is not None and os.path.abspath(frames.tb_frame.f_code.co_filename).startswith(here):
+        frames = frames.tb_next
+    return error.with_traceback(frames) if frames is not None else error

@@ -1,0 +1,203 @@
+"""The caller's side: start the warm server, hand it a job, collect one report per rank. Unpickles nothing."""
+
+import atexit
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from labkit.ranks import wire
+from labkit.ranks.errors import NestedRanksError, ServerError
+
+START_S = 180.0  # importing torch from a cold, slow disk
+_CODE = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from labkit.ranks.server import main; main({}, {})"
+
+
+@dataclass
+class RankReport:
+    """What became of one rank.
+
+    ``status`` is one of ok, error, exit, timeout, deadlock, memory, interrupted (stopped because a peer failed) and protocol (what
+    it sent cannot be read). ``data`` is what the entry returned. ``error`` has type, message, traceback (text) and notes.
+    ``output`` is its stdout and stderr in the order written; ``seconds`` the time in the entry (until it was stopped, else).
+    ``detail`` says what there is to say beyond that: exit code or signal, who waits for whom, the stack when it was stopped.
+    """
+
+    rank: int
+    status: str
+    data: bytes = field(default=b"", repr=False)
+    error: dict | None = None
+    output: str = ""
+    seconds: float = 0.0
+    detail: str = ""
+
+
+class _Server:
+    """A warm server of this process and the socket that keeps it alive."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.log = tempfile.TemporaryFile()
+        self.control, theirs = socket.socketpair()
+        path = json.dumps([os.path.abspath(entry or os.getcwd()) for entry in sys.path])
+        code = _CODE.format(theirs.fileno(), self.owner)
+        environment = os.environ | {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"}
+        with theirs:
+            # Its own session: Jupyter interrupts a kernel by a signal to the kernel's whole process group.
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, path],
+                stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
+                pass_fds=[theirs.fileno()], start_new_session=True, env=environment,
+            )
+        self.ready = False
+
+    def submit(self, job: socket.socket) -> None:
+        socket.send_fds(self.control, [b"J"], [job.fileno()])
+
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def wait_ready(self) -> None:
+        if self.ready:
+            return
+        if not select.select([self.control], [], [], START_S)[0]:
+            raise ServerError(f"the process that starts ranks was not ready after {START_S:.0f} s")
+        if self.control.recv(1) != b"R":
+            raise ServerError("the process that starts ranks could not start:\n" + self.last_words())
+        self.ready = True
+
+    def last_words(self) -> str:
+        size = os.fstat(self.log.fileno()).st_size
+        return os.pread(self.log.fileno(), 4000, max(0, size - 4000)).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        self.control.close()
+        self.log.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(2.0)
+
+
+_server: _Server | None = None
+_lock = threading.Lock()
+
+
+def _current_server() -> _Server:
+    global _server
+    with _lock:
+        if _server is None or not _server.alive():
+            if _server is not None and _server.owner == os.getpid():
+                _server.close()
+            _server = _Server()
+        return _server
+
+
+def warm_up() -> None:
+    """Start the process that starts ranks, unless it runs already; returns at once."""
+    refuse_nesting()
+    _current_server()
+
+
+@atexit.register
+def shut_down() -> None:
+    """End the warm process of this interpreter, if it has one; the next job starts another."""
+    global _server
+    with _lock:
+        server, _server = _server, None
+        if server is not None and server.owner == os.getpid():
+            server.close()
+
+
+def refuse_nesting() -> None:
+    """Raise where this process is itself a rank."""
+    child = sys.modules.get("labkit.ranks.child")
+    if child is not None and child.current is not None:
+        raise NestedRanksError(
+            f"this is rank {child.current} of a running job, and a rank cannot start ranks: call run_ranks (or check) "
+            "in the notebook itself, outside the function that the ranks run"
+        )
+
+
+def launch(
+    payload: bytes,
+    *,
+    world_size: int,
+    entry: str,
+    timeout: float,
+    init_process_group: bool,
+    max_result_bytes: int = 1 << 30,
+    env: dict[str, str] | None = None,
+) -> list[RankReport]:
+    """Run ``entry`` ("module:function") on ``world_size`` fresh processes, forked warm; one report per rank, in order.
+
+    Each calls ``function(payload, rank, world_size)``, which must return bytes. With ``init_process_group``, torch.distributed
+    is initialised (gloo). ``timeout`` is in seconds. ``env`` adds to the environment, which is otherwise the caller's of now.
+    Nothing that a rank sends is unpickled here. Raises NestedRanksError inside a rank, ServerError when no process can be
+    started, and whatever interrupts the wait (KeyboardInterrupt), after every process of the job is gone.
+    """
+    refuse_nesting()
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, not {world_size}")
+    spec = {
+        "world_size": world_size,
+        "entry": entry,
+        "timeout": float(timeout),
+        "init_process_group": init_process_group,
+        "max_result_bytes": max_result_bytes,
+        "env": {**os.environ, **(env or {})},
+        "cwd": os.getcwd(),
+        "path": [os.path.abspath(item or os.getcwd()) for item in sys.path],
+    }
+    head = wire.frame(b"S", wire.dump_json(spec)) + wire.frame(b"P", b"")[:1] + len(payload).to_bytes(8, "little")
+    for attempt in (1, 2):
+        try:
+            return _converse(_current_server(), head, payload, world_size, max_result_bytes)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as lost:
+            if attempt == 2:
+                words = _server.last_words() if _server is not None else ""
+                raise ServerError("the process that runs the ranks was lost twice\n" + words) from lost
+    raise AssertionError("unreachable")
+
+
+def _converse(server: _Server, head: bytes, payload: bytes, world_size: int, max_result_bytes: int) -> list[RankReport]:
+    server.wait_ready()
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            server.submit(theirs)
+        ours.sendall(head)
+        ours.sendall(payload)
+        return [_read_report(ours, rank, max_result_bytes) for rank in range(world_size)]
+    finally:
+        _hang_up(ours)
+
+
+def _hang_up(ours: socket.socket) -> None:
+    """Tell the supervisor to end, and wait (briefly) until it has: it closes its side when no process is left."""
+    with ours, suppress(OSError):
+        ours.shutdown(socket.SHUT_WR)
+        ours.settimeout(0.2)
+        end = time.monotonic() + 3.0
+        while time.monotonic() < end:
+            try:
+                if not ours.recv(1 << 16):
+                    return
+            except TimeoutError:
+                continue
+
+
+def _read_report(sock: socket.socket, rank: int, max_result_bytes: int) -> RankReport:
+    _, summary = wire.read_frame(sock, wire.JSON_LIMIT)
+    _, data = wire.read_frame(sock, max_result_bytes)
+    _, output = wire.read_frame(sock, 4 << 20)
+    plain = wire.load_json(summary)
+    return RankReport(
+        rank=rank, status=plain["status"], data=bytes(data), error=plain["error"],
+        output=output.decode("utf-8", "replace"), seconds=plain["seconds"], detail=plain["detail"],
+    )

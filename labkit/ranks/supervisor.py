@@ -1,0 +1,226 @@
+"""One job: forks the ranks, reads what they say, ends them all, and reports. Runs no code of the learner's.
+
+The caller's end of the socket closing means "stop": Ctrl-C, a kernel restart and a killed kernel look alike from here.
+"""
+
+import os
+import resource
+import selectors
+import signal
+import socket
+import tempfile
+import time
+from contextlib import suppress
+
+from labkit.ranks import child, system, wire
+from labkit.ranks.verdicts import judge_rank
+
+OUTPUT_HEAD_BYTES = OUTPUT_TAIL_BYTES = 128 << 10
+ERROR_BYTES = 256 << 10
+SPEC_BYTES = 16 << 20
+PAYLOAD_BYTES = 1 << 34
+GRACE_S = 0.5
+TICK_S = 0.1
+
+
+class Rank:
+    """The supervisor's side of one rank process."""
+
+    def __init__(self, number: int, max_result_bytes: int) -> None:
+        self.number = number
+        self.pid = 0
+        self.dump = tempfile.TemporaryFile()
+        self.out_fd, self.out_write = os.pipe()
+        self.result_fd, self.result_write = os.pipe()
+        self.release_read, self.release_fd = os.pipe()
+        limits = {b"D": max_result_bytes, b"X": max_result_bytes, b"E": ERROR_BYTES, b"M": 4096, b"F": 0}
+        self.reader = wire.FrameReader(limits)
+        self.head, self.tail, self.output_bytes = bytearray(), bytearray(), 0
+        self.exit: int | None = None  # wait status
+        self.stopped: str | None = None  # why the supervisor ended it: timeout, deadlock, interrupted
+        self.stack = ""
+        self.left_behind: list[str] = []
+        self.seconds = 0.0
+
+    def close_rank_side(self) -> None:
+        for fd in (self.out_write, self.result_write, self.release_read):
+            os.close(fd)
+
+    def add_output(self, data: bytes) -> None:
+        self.output_bytes += len(data)
+        room = OUTPUT_HEAD_BYTES - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:] if room > 0 else data
+        if len(self.tail) > 2 * OUTPUT_TAIL_BYTES:
+            del self.tail[:-OUTPUT_TAIL_BYTES]
+
+    @property
+    def output(self) -> str:
+        tail = self.tail[-OUTPUT_TAIL_BYTES:]
+        cut = self.output_bytes - len(self.head) - len(tail)
+        note = f"\n[... {cut} bytes of output left out ...]\n".encode() if cut else b""
+        return (bytes(self.head) + note + bytes(tail)).decode("utf-8", "replace")
+
+    @property
+    def finished(self) -> bool:
+        """Has reported everything, or never will."""
+        return b"F" in self.reader.frames or self.reader.broken is not None or self.exit is not None
+
+    @property
+    def failed(self) -> bool:
+        return self.finished and b"D" not in self.reader.frames
+
+    def drain(self) -> None:
+        """Take what is left in the pipes, without waiting for writers that a grandchild may hold open."""
+        for fd, take in ((self.result_fd, self.reader.feed), (self.out_fd, self.add_output)):
+            with suppress(BlockingIOError):
+                while data := os.read(fd, 1 << 20):
+                    take(data)
+
+
+class Job:
+    def __init__(self, sock: socket.socket, spec: dict, payload: bytearray) -> None:
+        self.sock, self.spec, self.payload = sock, spec, bytes(payload)
+        self.started = time.monotonic()
+        self.ranks = [Rank(number, spec["max_result_bytes"]) for number in range(spec["world_size"])]
+        self.scratch = tempfile.mkdtemp(prefix="labkit-ranks-") if spec["init_process_group"] else None
+        self.first_failure: float | None = None
+        self.wake_read, self.wake_write = os.pipe()
+
+    def start(self) -> None:
+        for fd in (self.wake_read, self.wake_write):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        private = [self.sock.fileno(), self.wake_read, self.wake_write]
+        private += [fd for rank in self.ranks for fd in (rank.out_fd, rank.result_fd, rank.release_fd)]
+        supervisor = os.getpid()
+        for rank in self.ranks:
+            rank.pid = os.fork()
+            if rank.pid == 0:
+                others = [fd for other in self.ranks if other.number > rank.number
+                          for fd in (other.out_write, other.result_write, other.release_read, other.dump.fileno())]
+                earlier = [other.dump.fileno() for other in self.ranks if other.number < rank.number]
+                child.run_rank(child.Seat(
+                    number=rank.number, world_size=len(self.ranks), supervisor=supervisor, close=private + others + earlier,
+                    out_fd=rank.out_write, result_fd=rank.result_write, release_fd=rank.release_read,
+                    dump_fd=rank.dump.fileno(), scratch=self.scratch, spec=self.spec, payload=self.payload))
+            rank.close_rank_side()
+            os.set_blocking(rank.out_fd, False)
+            os.set_blocking(rank.result_fd, False)
+
+    def watch(self) -> bool:
+        """Read from the ranks until all are done or must be stopped; False when the caller has gone."""
+        deadline = self.started + self.spec["timeout"]
+        selector = selectors.DefaultSelector()
+        selector.register(self.sock, selectors.EVENT_READ, "caller")
+        selector.register(self.wake_read, selectors.EVENT_READ, "wake")
+        for rank in self.ranks:
+            selector.register(rank.out_fd, selectors.EVENT_READ, rank.add_output)
+            selector.register(rank.result_fd, selectors.EVENT_READ, rank.reader.feed)
+        parent = os.getppid()
+        while True:
+            for key, _ in selector.select(TICK_S):
+                if key.data == "caller":
+                    return False
+                self._read(selector, key)
+            if os.getppid() != parent:
+                return False
+            self._reap()
+            if all(rank.finished for rank in self.ranks):
+                return True
+            now = time.monotonic()
+            if now > deadline:
+                self._stop("timeout")
+                return True
+            if self.first_failure is None and any(rank.failed for rank in self.ranks):
+                self.first_failure = now
+            if self.first_failure is not None and now > self.first_failure + GRACE_S:
+                self._stop("interrupted")
+                return True
+
+    def _read(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+        try:
+            data = os.read(key.fd, 1 << 20)
+        except BlockingIOError:
+            return
+        if key.data == "wake":
+            return
+        if data:
+            key.data(data)
+        else:
+            selector.unregister(key.fd)
+
+    def _reap(self) -> None:
+        by_pid = {rank.pid: rank for rank in self.ranks}
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid in by_pid:
+                    rank = by_pid[pid]
+                    rank.exit = status
+                    rank.drain()
+                    rank.seconds = time.monotonic() - self.started
+
+    def _stop(self, why: str) -> None:
+        """Mark the ranks that are still at work and ask each for its stack."""
+        running = [rank for rank in self.ranks if not rank.finished]
+        for rank in running:
+            rank.stopped = why
+            rank.seconds = time.monotonic() - self.started
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, child.DUMP_SIGNAL)
+        end = time.monotonic() + 0.3
+        sizes: list[int] = []
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            before, sizes = sizes, [os.fstat(rank.dump.fileno()).st_size for rank in running]
+            if before == sizes and all(sizes):
+                break
+        for rank in running:
+            rank.stack = os.pread(rank.dump.fileno(), 64 << 10, 0).decode("utf-8", "replace")
+
+    def end(self) -> None:
+        """Nobody survives: ranks, their process groups, and whatever got away from those."""
+        for rank in self.ranks:
+            if rank.exit is None:
+                rank.left_behind = system.command_names(system.descendants(rank.pid))
+        for rank in self.ranks:
+            system.kill_group(rank.pid)
+        for rank in self.ranks:
+            if rank.exit is None:
+                with suppress(ChildProcessError):
+                    os.waitpid(rank.pid, 0)
+        system.end_all_children()
+        for rank in self.ranks:
+            rank.drain()
+        if self.scratch:
+            system.remove_tree(self.scratch)
+
+    def report(self) -> None:
+        for rank in self.ranks:
+            summary, data = judge_rank(rank)
+            for payload in (wire.dump_json(summary), data, rank.output.encode("utf-8", "replace")):
+                self.sock.sendall(wire.frame(b"R", payload))
+
+
+def supervise(sock: socket.socket, server: int) -> None:
+    """Serve one job on ``sock``; returns when no process of it is left."""
+    os.setsid()
+    system.adopt_orphans()
+    kind, spec = wire.read_frame(sock, SPEC_BYTES)
+    _, payload = wire.read_frame(sock, PAYLOAD_BYTES)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4096 and (hard == resource.RLIM_INFINITY or hard > soft):
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4096 if hard == resource.RLIM_INFINITY else min(4096, hard), hard))
+    job = Job(sock, wire.load_json(spec), payload)
+    try:
+        job.start()
+        present = job.watch()
+    finally:
+        job.end()
+    if present:
+        job.report()

@@ -1,0 +1,84 @@
+"""From what a rank sent and how it ended to one plain report."""
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from labkit.ranks import child, system, wire
+
+if TYPE_CHECKING:
+    from labkit.ranks.supervisor import Rank
+
+STATUSES = ("ok", "error", "exit", "timeout", "deadlock", "memory", "interrupted", "protocol")
+_MEMORY_MESSAGES = ("can't allocate memory", "cannot allocate memory", "out of memory")
+
+
+def judge_rank(rank: "Rank") -> tuple[dict, bytes]:
+    """The report of one rank as plain data, and the bytes that go with it (its result, or its exception's)."""
+    frames = rank.reader.frames
+    summary = {"rank": rank.number, "status": "ok", "error": None, "seconds": rank.seconds, "detail": ""}
+    meta = _plain_dict(frames.get(b"M"))
+    if isinstance(meta.get("seconds"), float):
+        summary["seconds"] = meta["seconds"]
+    if rank.reader.broken:
+        return summary | {"status": "protocol", "detail": rank.reader.broken}, b""
+    if b"F" in frames and b"D" in frames:
+        return summary | {"detail": _left_behind(rank, meta)}, frames[b"D"]
+    if b"F" in frames and b"E" in frames:
+        error = _plain_error(frames[b"E"])
+        if error is None:
+            return summary | {"status": "protocol", "detail": "its error report cannot be read"}, b""
+        return summary | {"status": _error_status(error), "error": error}, frames.get(b"X", b"")
+    if rank.stopped:
+        return summary | {"status": rank.stopped, "detail": rank.stack}, b""
+    if rank.exit is None:
+        return summary | {"status": "protocol", "detail": "it reported neither a result nor an error"}, b""
+    return summary | _ending(rank.exit), b""
+
+
+def _ending(wait_status: int) -> dict:
+    if os.WIFSIGNALED(wait_status):
+        number = os.WTERMSIG(wait_status)
+        if number == signal.SIGKILL:
+            return {"status": "memory", "detail": "killed by SIGKILL: most often the system ran out of memory"}
+        return {"status": "exit", "detail": f"killed by {system.describe_signal(number)}"}
+    code = os.WEXITSTATUS(wait_status)
+    if code == child.NO_CHANNEL:
+        return {"status": "exit", "detail": "it closed the file descriptor that its result returns through"}
+    return {"status": "exit", "detail": f"the process left with exit code {code} before the function returned"}
+
+
+def _error_status(error: dict) -> str:
+    name, message = error["type"], error["message"].lower()
+    if name in ("MemoryError", "OutOfMemoryError"):
+        return "memory"
+    if name == "RuntimeError" and any(words in message for words in _MEMORY_MESSAGES):
+        return "memory"
+    return "exit" if name == "SystemExit" else "error"
+
+
+def _left_behind(rank: "Rank", meta: dict) -> str:
+    words = []
+    threads = meta.get("threads")
+    if isinstance(threads, list) and threads:
+        words.append("threads still running when it returned: " + ", ".join(str(name)[:80] for name in threads[:5]))
+    if rank.left_behind:
+        words.append("processes still running when it returned: " + ", ".join(rank.left_behind[:5]))
+    return "; ".join(words)
+
+
+def _plain_dict(data: bytes | None) -> dict:
+    try:
+        value = wire.load_json(data or b"{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _plain_error(data: bytes) -> dict | None:
+    value = _plain_dict(data)
+    if not all(isinstance(value.get(key), str) for key in ("type", "message", "traceback")):
+        return None
+    notes = value.get("notes")
+    notes = [str(note) for note in notes] if isinstance(notes, list) else []
+    return {"type": value["type"], "message": value["message"], "traceback": value["traceback"], "notes": notes}
