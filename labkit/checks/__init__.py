@@ -3,12 +3,13 @@
 One module per lab holds its checks; they are found by importing this package's modules whose names do not begin with an underscore.
 """
 
+import sys
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, _registry, register
-from labkit.checks._runner import LocalTransport, Transport, run_check
+from labkit.checks._runner import LocalTransport, Report, Transport, run_check
 from labkit.checks._verdict import MIME, STATUSES, Outcome, Verdict
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "LocalTransport",
     "Observation",
     "Outcome",
+    "Report",
     "Transport",
     "Verdict",
     "WrongResult",
@@ -60,3 +62,16 @@ def check(name: str, *candidate: Any) -> Verdict:
     known = get_check(name)
     packed = pack_candidate(known, candidate)
     return packed if isinstance(packed, Verdict) else run_check(known, packed)
+
+
+def _warm_up_in_a_notebook() -> None:
+    """Start importing torch in the process that probes come from while the learner still reads: the first check answers at once."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is not None and hasattr(shell, "kernel"):
+        from labkit.ranks import warm_up
+
+        warm_up()
+
+
+_warm_up_in_a_notebook()

@@ -168,3 +168,8 @@ def register(check: Check) -> Check:
         raise ValueError(f"two checks are called {check.name!r}")
     _registry[check.name] = check
     return check
+
+
+def registered(name: str) -> Check:
+    """The check called `name`, of the modules imported so far."""
+    return _registry[name]

@@ -4,6 +4,7 @@ Runs in a rank process that `labkit.ranks` started; its only way out is the byte
 """
 
 import gc
+import importlib
 import os
 import sys
 import sysconfig
@@ -15,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from labkit.checks import _forbid, _wire
-from labkit.checks._core import Case, WrongResult
+from labkit.checks._core import Case, WrongResult, registered
 
 MAX_TEXT = 4000
 _PATHS = sysconfig.get_paths()
@@ -49,16 +50,18 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def serve(payload: bytes, rank: int, world_size: int) -> bytes:
-    """Answer one request: {"check", "case", "forbid", "nonce", ...} with the candidate as blob. Never raises for what the learner's code does."""
-    from labkit.checks import get_check
+    """Answer one request: {"check", "module", "case", "forbid", "nonce", "cwd", "path"} with the candidate as blob.
 
+    Never raises for what the learner's code does.
+    """
     request, tensors, candidate_bytes = _wire.unpack(payload)
     reply: dict[str, Any] = {"nonce": request["nonce"], "error": None, "forbidden": [], "observation": None}
-    check = get_check(request["check"])
-    case = Case(tensors=tensors, **request["case"])
     if os.path.isdir(request["cwd"]):
         os.chdir(request["cwd"])
     sys.path.extend(path for path in request["path"] if path not in sys.path)  # behind: a file beside the notebook shadows nothing
+    importlib.import_module(request["module"])  # registers the check
+    check = registered(request["check"])
+    case = Case(tensors=tensors, **request["case"])
     tripped = _forbid.lay(check.forbids) if request["forbid"] else []
     observed: dict[str, Any] = {}
     try:

@@ -156,6 +156,7 @@ def run_check(
         nonce = secrets.token_hex(16)
         request = {
             "check": check.name,
+            "module": check.probe.__module__,
             "case": {key: value for key, value in asdict(replace(case, tensors={})).items() if key != "tensors"},
             "forbid": forbid,
             "nonce": nonce,
