@@ -29,7 +29,14 @@ def _version(package: str) -> str | None:
 def _system() -> list[Finding]:
     version = platform.python_version()
     good = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    found = [Finding("Python", "ok" if good else "missing", version, "" if good else "Use Python 3.11, 3.12 or 3.13: make lab PYTHON=python3.12")]
+    found = [
+        Finding(
+            "Python",
+            "ok" if good else "missing",
+            version,
+            "" if good else "Use Python 3.11, 3.12 or 3.13: make lab PYTHON=python3.12",
+        )
+    ]
     if sys.platform == "win32":
         found.append(Finding("System", "missing", "Windows", "Install WSL2 and run the labs in its Linux."))
     else:
@@ -37,7 +44,14 @@ def _system() -> list[Finding]:
     memory = _memory_gib()
     if memory is not None:
         enough = memory >= 4
-        found.append(Finding("Memory", "ok" if enough else "missing", f"{memory:.1f} GiB", "" if enough else "The labs want 4 GiB: close what you can."))
+        found.append(
+            Finding(
+                "Memory",
+                "ok" if enough else "missing",
+                f"{memory:.1f} GiB",
+                "" if enough else "The labs want 4 GiB: close what you can.",
+            )
+        )
     return found
 
 
@@ -56,25 +70,65 @@ def _torch() -> list[Finding]:
         return [Finding("torch", "missing", f"does not import: {error}", "Run `make lab` again, or pip install torch.")]
     found = [Finding("torch", "ok", torch.__version__)]
     if not torch.cuda.is_available():
-        found.append(Finding("Cards", "info", "none seen by torch", "Every lab runs on the CPU. With an NVIDIA card: check `nvidia-smi` and install a CUDA build of torch."))
+        found.append(
+            Finding(
+                "Cards",
+                "info",
+                "none seen by torch",
+                "Every lab runs on the CPU. With an NVIDIA card: check `nvidia-smi` and install a CUDA build of torch.",
+            )
+        )
     else:
         for index in range(torch.cuda.device_count()):
             card = torch.cuda.get_device_properties(index)
             native = "bf16 native" if (card.major, card.minor) >= (8, 0) else "bf16 emulated: use fp16"
-            found.append(Finding(f"Card {index}", "ok", f"{card.name}, {card.total_memory / 2**30:.0f} GiB, capability {card.major}.{card.minor}, {native}"))
+            found.append(
+                Finding(
+                    f"Card {index}",
+                    "ok",
+                    f"{card.name}, {card.total_memory / 2**30:.0f} GiB, capability {card.major}.{card.minor}, {native}",
+                )
+            )
         cards = torch.cuda.device_count()
         nccl = dist.is_nccl_available()
-        found.append(Finding("NCCL", "ok" if nccl and cards > 1 else "info", "present" if nccl else "not in this torch", "" if nccl and cards > 1 else "Ranks share the card over gloo: slower, same results."))
+        found.append(
+            Finding(
+                "NCCL",
+                "ok" if nccl and cards > 1 else "info",
+                "present" if nccl else "not in this torch",
+                "" if nccl and cards > 1 else "Ranks share the card over gloo: slower, same results.",
+            )
+        )
     gloo = dist.is_available() and dist.is_gloo_available()
-    found.append(Finding("gloo", "ok" if gloo else "missing", "present" if gloo else "not in this torch", "" if gloo else "Install a torch build with distributed support."))
+    found.append(
+        Finding(
+            "gloo",
+            "ok" if gloo else "missing",
+            "present" if gloo else "not in this torch",
+            "" if gloo else "Install a torch build with distributed support.",
+        )
+    )
     return found
 
 
 def _packages() -> list[Finding]:
     found = []
-    for package, why in {"jupyterlab": "opens the labs", "ipywidgets": "live charts", "anywidget": "live charts", "matplotlib": "pictures", "nbgrader": "Validate, hand-out and hand-in"}.items():
+    for package, why in {
+        "jupyterlab": "opens the labs",
+        "ipywidgets": "live charts",
+        "anywidget": "live charts",
+        "matplotlib": "pictures",
+        "nbgrader": "Validate, hand-out and hand-in",
+    }.items():
         version = _version(package)
-        found.append(Finding(package, "ok" if version else "missing", version or "not installed", "" if version else f"{why}: pip install 'labkit[lab]'"))
+        found.append(
+            Finding(
+                package,
+                "ok" if version else "missing",
+                version or "not installed",
+                "" if version else f"{why}: pip install 'labkit[lab]'",
+            )
+        )
     return found
 
 
@@ -82,14 +136,35 @@ def _sandbox() -> list[Finding]:
     """Performs the start of a sandbox rather than asking whether it exists: a container may have the program and forbid its use."""
     program = shutil.which("bwrap")
     if program is None:
-        return [Finding("Sandbox", "info", "bubblewrap not found", "Needed only to grade other people's notebooks: install Debian's bubblewrap.")]
+        return [
+            Finding(
+                "Sandbox",
+                "info",
+                "bubblewrap not found",
+                "Needed only to grade other people's notebooks: install Debian's bubblewrap.",
+            )
+        ]
     try:
         tried = subprocess.run([program, "--unshare-all", "--ro-bind", "/", "/", "true"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [Finding("Sandbox", "info", f"bubblewrap does not start: {error}", "Needed only to grade other people's notebooks.")]
+        return [
+            Finding(
+                "Sandbox",
+                "info",
+                f"bubblewrap does not start: {error}",
+                "Needed only to grade other people's notebooks.",
+            )
+        ]
     if tried.returncode:
         told = (tried.stderr.strip().splitlines() or ["no message"])[-1]
-        return [Finding("Sandbox", "info", f"bubblewrap is here, but {told}", "Needed only to grade: allow user namespaces on this machine.")]
+        return [
+            Finding(
+                "Sandbox",
+                "info",
+                f"bubblewrap is here, but {told}",
+                "Needed only to grade: allow user namespaces on this machine.",
+            )
+        ]
     return [Finding("Sandbox", "ok", "bubblewrap starts")]
 
 

@@ -38,10 +38,12 @@ class Manifest:
 
 def load_manifests() -> dict[str, Manifest]:
     """Every lab's manifest by number ("02"), in order."""
-    found = [Manifest.from_dict(json.loads(entry.read_text("utf-8"))) for entry in files("labkit.labs").iterdir() if entry.name.endswith(".json")]
+    found = [
+        Manifest.from_dict(json.loads(entry.read_text("utf-8"))) for entry in files("labkit.labs").iterdir() if entry.name.endswith(".json")
+    ]
     return {manifest.lab: manifest for manifest in sorted(found, key=lambda manifest: manifest.lab)}
 
 
 def lab_number(text: str) -> str:
-    """"2" and "02" name the same lab."""
+    """ "2" and "02" name the same lab."""
     return text.zfill(2) if text.isdigit() else text

@@ -29,7 +29,9 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
         raise NotebookError(f"{path} is a folder: name the notebook in it.") from None
     except Exception as error:  # nbformat raises many kinds for text that is no notebook
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
-        raise NotebookError(f"{path} is not a notebook that can be read ({reason}). Take it from your last checkpoint, or hand-out.") from None
+        raise NotebookError(
+            f"{path} is not a notebook that can be read ({reason}). Take it from your last checkpoint, or hand-out."
+        ) from None
 
 
 def verdict_of(output: Any) -> Verdict | None:
@@ -82,7 +84,11 @@ def check_notebook(path: Path) -> int:
             for output in cell.get("outputs", []):
                 if output.output_type == "error":
                     first = (cell.source.strip().splitlines() or [""])[0]
-                    print(f"cell {cell_index + 1} ({first[:60]}): {output.ename}: {output.evalue}"[: 4 * width], end="\n\n", flush=True)
+                    print(
+                        f"cell {cell_index + 1} ({first[:60]}): {output.ename}: {output.evalue}"[: 4 * width],
+                        end="\n\n",
+                        flush=True,
+                    )
 
     client = NotebookClient(
         notebook,
@@ -91,6 +97,7 @@ def check_notebook(path: Path) -> int:
         kernel_name="python3",
         resources={"metadata": {"path": str(path.resolve().parent)}},
         config=Config({"KernelManager": {"shutdown_wait_time": 1.0}}),
+        extra_arguments=["--log-level=ERROR"],
         on_cell_executed=tell,
     )
     try:
@@ -167,7 +174,10 @@ def _write_stubs(path: Path, stubs: dict[str, Cell], exercise: str) -> int:
     content = read_notebook(path)
     found = [cell for cell in content.cells if _grade_id(cell) in stubs]
     if not found:
-        print(f"{path} has none of the answer cells of exercise {exercise} any more; take the notebook from the hand-out.", file=sys.stderr)
+        print(
+            f"{path} has none of the answer cells of exercise {exercise} any more; take the notebook from the hand-out.",
+            file=sys.stderr,
+        )
         return 1
     for cell in found:
         cell.source = stubs[_grade_id(cell)].source

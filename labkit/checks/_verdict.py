@@ -156,12 +156,13 @@ def verdict_text(verdict: Verdict, width: int = 100) -> str:
     return "\n".join(lines)
 
 
-# Colours of JupyterLab's theme where it is there (light or dark), readable greys on a plain page; state is told in words, colour only helps.
+# Readable on a plain page and in JupyterLab's light and dark themes; state is told in words, colour only helps.
 _STYLE = """<style>
 .labkit-verdict{font-size:var(--jp-content-font-size1,14px);line-height:1.45;max-width:60em;overflow-x:auto}
 .labkit-verdict table{border-collapse:collapse;margin:.4em 0;width:100%}
 .labkit-verdict caption{text-align:left;padding:.2em 0;color:inherit}
-.labkit-verdict th,.labkit-verdict td{text-align:left;padding:.25em .8em .25em 0;vertical-align:top;border-top:1px solid #8884;font-weight:normal}
+.labkit-verdict th,.labkit-verdict td{text-align:left;padding:.25em .8em .25em 0;vertical-align:top}
+.labkit-verdict th,.labkit-verdict td{border-top:1px solid #8884;font-weight:normal}
 .labkit-verdict td:last-child{white-space:nowrap;padding-right:0}
 .labkit-verdict .ok{color:#1a7f37}.labkit-verdict .no{color:#b3261e;font-weight:bold}
 [data-jp-theme-light="false"] .labkit-verdict .ok{color:#6fdd8b}[data-jp-theme-light="false"] .labkit-verdict .no{color:#ff8a80}
@@ -176,7 +177,12 @@ def verdict_html(verdict: Verdict) -> str:
     escape = html.escape
     mark = "ok" if verdict.passed else "no"
     head = f'<strong>{escape(verdict.check)}</strong> &nbsp; <span class="{mark}">{escape(verdict.headline)}</span>'
-    parts = [_STYLE, '<div class="labkit-verdict" role="group" aria-label="', escape(f"{verdict.check}: {verdict.headline}"), '">']
+    parts = [
+        _STYLE,
+        '<div class="labkit-verdict" role="group" aria-label="',
+        escape(f"{verdict.check}: {verdict.headline}"),
+        '">',
+    ]
     if verdict.passed or not verdict.criteria:
         parts.append(f"<div>{head}</div>")
     else:

@@ -27,13 +27,21 @@ def judge(candidate: Any, check: Check = TOY, **options: Any) -> Verdict:
 def test_right_answer_gets_full_points_and_one_quiet_line() -> None:
     verdict = judge(lambda x: x + x, strict=True)
     assert (verdict.status, verdict.points, repr(verdict), float(verdict)) == ("pass", 4, "4", 4.0)
-    assert verdict.as_text().splitlines() == ["toy.double" + " " * 58 + "4 of 4 points · 1 tensor made"[-32:]] or "1 tensor made" in verdict.as_text()
+    assert (
+        verdict.as_text().splitlines() == ["toy.double" + " " * 58 + "4 of 4 points · 1 tensor made"[-32:]]
+        or "1 tensor made" in verdict.as_text()
+    )
     assert len(verdict.as_text().splitlines()) == 1
 
 
 def test_plain_version_earns_a_quarter() -> None:
     verdict = judge(lambda x: x.clone() + x.clone())
-    assert (verdict.status, verdict.points, verdict.failed, verdict.hint_id) == ("partial", 1, "allocations", "allocations")
+    assert (verdict.status, verdict.points, verdict.failed, verdict.hint_id) == (
+        "partial",
+        1,
+        "allocations",
+        "allocations",
+    )
     assert verdict.hint == "Which line makes a tensor?" and "clone clone" in verdict.detail
 
 
@@ -92,7 +100,13 @@ def test_wrong_type_is_told() -> None:
 
 @pytest.mark.parametrize(
     "leave",
-    [lambda x: sys.exit(0), lambda x: os._exit(0), lambda x: ctypes.string_at(0), lambda x: os.kill(os.getpid(), 9), lambda x: exec("raise KeyboardInterrupt")],
+    [
+        lambda x: sys.exit(0),
+        lambda x: os._exit(0),
+        lambda x: ctypes.string_at(0),
+        lambda x: os.kill(os.getpid(), 9),
+        lambda x: exec("raise KeyboardInterrupt"),
+    ],
     ids=["sys.exit", "os._exit", "segfault", "killed", "interrupt"],
 )
 def test_leaving_is_an_error(leave: Any) -> None:

@@ -31,8 +31,8 @@ def _imports(path: Path) -> list[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             found.extend((alias.name, top) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found.append((node.module or "", top))
+            package = ["labkit", *path.relative_to(LABKIT).parts[: -node.level]] if node.level else []
+            found.append((".".join([*package, *filter(None, [node.module])]), top))
         inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for child in ast.iter_child_nodes(node):
             visit(child, top and not inside)

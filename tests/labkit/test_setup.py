@@ -52,11 +52,18 @@ def test_environment_pip_part_installs_in_a_clean_environment(tmp_path: Path) ->
     requirements.write_text("\n".join(lines) + "\n")
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     installed = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements], capture_output=True, text=True, env=clean
+        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements],
+        capture_output=True,
+        text=True,
+        env=clean,
     )
     assert installed.returncode == 0, installed.stderr[-2000:]
     told = subprocess.run(
-        [python, "-c", "import labkit, torch; labkit.check, labkit.Recorder, labkit.run_ranks, labkit.live_memory; print(torch.__version__)"],
+        [
+            python,
+            "-c",
+            "import labkit, torch; labkit.check, labkit.Recorder, labkit.run_ranks, labkit.live_memory; print(torch.__version__)",
+        ],
         capture_output=True,
         text=True,
         env=clean,

@@ -20,11 +20,19 @@ def judge(topics: list[str], repeat: int) -> int:
     tally: dict[str, list[int]] = defaultdict(lambda: [0] * 6)
     for done, item in enumerate([*wrongs, *rights], 1):
         if sys.stderr.isatty():
-            print(f"\r{done}/{len(wrongs) + len(rights)} {item.topic} {item.name:<50.50}", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{done}/{len(wrongs) + len(rights)} {item.topic} {item.name:<50.50}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
         row = tally[item.topic]
         verdicts = [corpus.examine(item.candidate, item.check, forbid=getattr(item, "forbid", True)) for _ in range(repeat)]
         if isinstance(item, corpus.Wrong):
-            good = [all(corpus.killed(item, verdict) for verdict in verdicts), all(corpus.told_right(item, verdict) for verdict in verdicts)]
+            good = [
+                all(corpus.killed(item, verdict) for verdict in verdicts),
+                all(corpus.told_right(item, verdict) for verdict in verdicts),
+            ]
             for index, ok in zip((0, 2), good, strict=True):
                 row[index] += ok
                 row[index + 1] += 1
@@ -35,7 +43,10 @@ def judge(topics: list[str], repeat: int) -> int:
             row[5] += 1
             wanted = "full points"
         if not all(good):
-            bad = next((v for v in verdicts if not (corpus.told_right(item, v) if isinstance(item, corpus.Wrong) else corpus.accepted(item, v))), verdicts[0])
+            bad = next(
+                (v for v in verdicts if not (corpus.told_right(item, v) if isinstance(item, corpus.Wrong) else corpus.accepted(item, v))),
+                verdicts[0],
+            )
             print(f"\n  {item.topic} {item.check} {item.name}: wanted {wanted}; got {_told(bad)}\n    {bad.detail[:400]}")
     if sys.stderr.isatty():
         print(file=sys.stderr)
