@@ -2,6 +2,7 @@
 
 import faulthandler
 import importlib
+import mmap
 import os
 import random
 import signal
@@ -12,7 +13,8 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 
-from labkit.ranks import system, wire
+from labkit.ranks import page, system, wire
+from labkit.ranks.stacks import is_plumbing
 
 DUMP_SIGNAL = signal.SIGUSR1
 NO_CHANNEL = 117
@@ -41,6 +43,7 @@ class Seat:
     release_fd: int
     dump_fd: int
     scratch: str | None
+    memory: mmap.mmap | None
     spec: dict
     payload: bytes
 
@@ -97,11 +100,12 @@ def _sit_down(seat: Seat) -> None:
 
 def _work(seat: Seat) -> list[bytes]:
     started = time.perf_counter()
+    writer = None
     try:
-        if seat.spec["init_process_group"]:
+        if seat.memory is not None:
             from labkit.ranks.group import join_group
 
-            join_group(seat)
+            writer = join_group(seat, page.Writer(seat.memory, seat.number))
         module, _, name = seat.spec["entry"].partition(":")
         function = getattr(importlib.import_module(module), name)
         started = time.perf_counter()
@@ -109,13 +113,16 @@ def _work(seat: Seat) -> list[bytes]:
         if not isinstance(data, bytes):
             raise TypeError(f"entry {seat.spec['entry']} returned {type(data).__name__}, not bytes")
         if len(data) > seat.spec["max_result_bytes"]:
-            raise ValueError(f"the result has {len(data)} bytes; at most {seat.spec['max_result_bytes']} can be returned")
+            raise ValueError(f"the result has {len(data)} bytes; at most {seat.spec['max_result_bytes']} may be returned")
         frames = [wire.frame(b"D", data)]
     except Failure as failure:
         frames = [wire.frame(b"X", failure.data), wire.frame(b"E", wire.dump_json(describe(failure.cause)))]
     except BaseException as error:
         frames = [wire.frame(b"E", wire.dump_json(describe(error)))]
-    meta = {"seconds": time.perf_counter() - started, "threads": _left_threads()}
+    seconds = time.perf_counter() - started
+    if writer is not None:
+        writer.set_state(page.FINISHED)
+    meta = {"seconds": seconds, "threads": _left_threads()}
     return [wire.frame(b"M", wire.dump_json(meta)), *frames, wire.frame(b"F", b"")]
 
 
@@ -131,7 +138,9 @@ def describe(error: BaseException) -> dict:
     except Exception as broken:
         message = f"<its message cannot be made: {type(broken).__name__}>"
     try:
-        text = "".join(traceback.format_exception(_cut(error)))
+        told = traceback.TracebackException.from_exception(error)
+        _without_plumbing(told)
+        text = "".join(told.format())
     except Exception as broken:
         text = f"<its traceback cannot be made: {type(broken).__name__}>"
     notes = [str(note)[:2000] for note in getattr(error, "__notes__", [])[:10]]
@@ -140,10 +149,10 @@ def describe(error: BaseException) -> dict:
     return {"type": type(error).__name__, "message": message[:TEXT_LIMIT], "traceback": text, "notes": notes}
 
 
-def _cut(error: BaseException) -> BaseException:
-    """Drop labkit's own frames from the top of the traceback, where something is left below them."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    frames = error.__traceback__
-    while frames is not None and os.path.abspath(frames.tb_frame.f_code.co_filename).startswith(here):
-        frames = frames.tb_next
-    return error.with_traceback(frames) if frames is not None else error
+def _without_plumbing(told: traceback.TracebackException | None) -> None:
+    """Drop frames that tell a learner nothing, here and in the exceptions behind this one; keep them where nothing else is left."""
+    while told is not None:
+        kept = [frame for frame in told.stack if not is_plumbing(frame.filename)]
+        if kept:
+            told.stack = traceback.StackSummary.from_list(kept)
+        told = told.__cause__ or told.__context__

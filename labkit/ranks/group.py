@@ -6,14 +6,18 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from labkit.ranks import page
+
 if TYPE_CHECKING:
     from labkit.ranks.child import Seat
 
 
-def join_group(seat: "Seat") -> None:
+def join_group(seat: "Seat", writer: page.Writer) -> page.Writer:
     """Initialise ``torch.distributed`` for this rank (gloo; NCCL too where every rank has a card of its own)."""
     import torch
     import torch.distributed as dist
+
+    from labkit.ranks import notes
 
     # Else gloo looks the host name up, which fails or takes seconds on laptops whose name resolves nowhere.
     if "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -28,3 +32,6 @@ def join_group(seat: "Seat") -> None:
         world_size=seat.world_size,
         timeout=datetime.timedelta(seconds=max(60.0, 10 * seat.spec["timeout"])),
     )
+    notes.install(writer)
+    writer.set_state(page.RUNNING)
+    return writer

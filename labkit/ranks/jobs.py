@@ -64,6 +64,12 @@ class _Server:
     def alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
 
+    def still_running(self) -> bool:
+        """Like alive(), but gives a process that is just ending the moment it takes to see that."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.2)
+        return self.alive()
+
     def wait_ready(self) -> None:
         if self.ready:
             return
@@ -155,14 +161,19 @@ def launch(
         "path": [os.path.abspath(item or os.getcwd()) for item in sys.path],
     }
     head = wire.frame(b"S", wire.dump_json(spec)) + wire.frame(b"P", b"")[:1] + len(payload).to_bytes(8, "little")
-    for attempt in (1, 2):
-        try:
-            return _converse(_current_server(), head, payload, world_size, max_result_bytes)
-        except (EOFError, BrokenPipeError, ConnectionResetError) as lost:
-            if attempt == 2:
-                words = _server.last_words() if _server is not None else ""
-                raise ServerError("the process that runs the ranks was lost twice\n" + words) from lost
-    raise AssertionError("unreachable")
+    server = _current_server()
+    try:
+        return _converse(server, head, payload, world_size, max_result_bytes)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        if server.still_running():
+            # The server lives, so what died is the process that watches the ranks: killed from inside the job, or for lack of memory.
+            lost = "the process that watches the ranks was killed"
+            return [RankReport(rank, "protocol", detail=lost) for rank in range(world_size)]
+    server = _current_server()  # the old one had died (idle, killed): this job never began
+    try:
+        return _converse(server, head, payload, world_size, max_result_bytes)
+    except (EOFError, BrokenPipeError, ConnectionResetError) as lost:
+        raise ServerError("the process that starts ranks died:\n" + server.last_words()) from lost
 
 
 def _converse(server: _Server, head: bytes, payload: bytes, world_size: int, max_result_bytes: int) -> list[RankReport]:

@@ -16,7 +16,15 @@ from contextlib import suppress
 
 from labkit.ranks import system
 
-_NEEDED = ("torch", "torch.distributed", "cloudpickle", "labkit.ranks.child", "labkit.ranks.supervisor")
+_NEEDED = (
+    "torch",
+    "torch.distributed",
+    "cloudpickle",
+    "labkit.ranks.child",
+    "labkit.ranks.supervisor",
+    "labkit.ranks.notes",
+    "labkit.ranks.group",
+)
 # Not needed to start, but a rank that imports them itself would pay up to a second each time.
 _WELCOME = (
     "numpy",

@@ -3,6 +3,7 @@
 The caller's end of the socket closing means "stop": Ctrl-C, a kernel restart and a killed kernel look alike from here.
 """
 
+import fcntl
 import os
 import resource
 import selectors
@@ -12,8 +13,10 @@ import tempfile
 import time
 from contextlib import suppress
 
-from labkit.ranks import child, system, wire
-from labkit.ranks.verdicts import judge_rank
+from labkit.ranks import child, page, stacks, system, wire
+from labkit.ranks.deadlock import Situation
+from labkit.ranks.verdicts import excuse_victims, judge_rank
+from labkit.ranks.watch import HAS_PROC, QUIET_BLIND_S, QUIET_S, Watch, uses_card
 
 OUTPUT_HEAD_BYTES = OUTPUT_TAIL_BYTES = 128 << 10
 ERROR_BYTES = 256 << 10
@@ -30,6 +33,7 @@ class Rank:
         self.number = number
         self.pid = 0
         self.dump = tempfile.TemporaryFile()
+        fcntl.fcntl(self.dump.fileno(), fcntl.F_SETFL, os.O_APPEND)  # it is emptied between two stacks
         self.out_fd, self.out_write = os.pipe()
         self.result_fd, self.result_write = os.pipe()
         self.release_read, self.release_fd = os.pipe()
@@ -85,6 +89,8 @@ class Job:
         self.ranks = [Rank(number, spec["max_result_bytes"]) for number in range(spec["world_size"])]
         self.scratch = tempfile.mkdtemp(prefix="labkit-ranks-") if spec["init_process_group"] else None
         self.first_failure: float | None = None
+        self.memory = page.create(spec["world_size"]) if spec["init_process_group"] else None
+        self.situation: Situation | None = None
         self.wake_read, self.wake_write = os.pipe()
 
     def start(self) -> None:
@@ -104,7 +110,8 @@ class Job:
                 child.run_rank(child.Seat(
                     number=rank.number, world_size=len(self.ranks), supervisor=supervisor, close=private + others + earlier,
                     out_fd=rank.out_write, result_fd=rank.result_write, release_fd=rank.release_read,
-                    dump_fd=rank.dump.fileno(), scratch=self.scratch, spec=self.spec, payload=self.payload))
+                    dump_fd=rank.dump.fileno(), scratch=self.scratch, memory=self.memory, spec=self.spec,
+                    payload=self.payload))
             rank.close_rank_side()
             os.set_blocking(rank.out_fd, False)
             os.set_blocking(rank.result_fd, False)
@@ -119,6 +126,8 @@ class Job:
             selector.register(rank.out_fd, selectors.EVENT_READ, rank.add_output)
             selector.register(rank.result_fd, selectors.EVENT_READ, rank.reader.feed)
         parent = os.getppid()
+        watcher = Watch(self.memory, [rank.pid for rank in self.ranks]) if self.memory else None
+        next_look = self.started + TICK_S
         while True:
             for key, _ in selector.select(TICK_S):
                 if key.data == "caller":
@@ -138,6 +147,43 @@ class Job:
             if self.first_failure is not None and now > self.first_failure + GRACE_S:
                 self._stop("interrupted")
                 return True
+            if watcher is not None and now >= next_look:
+                next_look = now + TICK_S
+                if self._stuck(watcher):
+                    return True
+
+    def _stuck(self, watcher: Watch) -> bool:
+        """Look for a deadlock; True when the ranks have been stopped for one (or for nothing more to hope for after a failure)."""
+        done = {rank.number: "failed" if rank.failed else "finished" for rank in self.ranks if rank.finished}
+        situation, quiet_s = watcher.look(done)
+        if situation is not None and self.first_failure is not None:
+            self._stop("interrupted")
+            return True
+        if situation is not None and situation.proven:
+            if quiet_s >= (QUIET_S if HAS_PROC else QUIET_BLIND_S):
+                self.situation = situation
+                self._stop("deadlock")
+        elif HAS_PROC and quiet_s >= watcher.patience_s:
+            self._stop("deadlock")
+            self.situation = situation or self._read_stacks()
+            if self.situation is None:
+                for rank in self.ranks:
+                    rank.stopped = None
+                watcher.doubt()
+        return self.situation is not None
+
+    def _read_stacks(self) -> Situation | None:
+        """For ranks that wait where nothing is noted (DDP's reducer, functional collectives): do all stacks say so?"""
+        said = {}
+        for rank in self.ranks:
+            if rank.finished:
+                continue
+            kind = stacks.in_communication(rank.stack, uses_card(rank.pid))
+            if kind is None:
+                return None
+            waits = page.read(self.memory, rank.number).waits
+            said[rank.number] = f"rank {rank.number} waits in " + (waits[0].kind if waits else kind)
+        return Situation(said, proven=False)
 
     def _read(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
         try:
@@ -170,6 +216,7 @@ class Job:
         for rank in running:
             rank.stopped = why
             rank.seconds = time.monotonic() - self.started
+            os.ftruncate(rank.dump.fileno(), 0)
             with suppress(ProcessLookupError):
                 os.kill(rank.pid, child.DUMP_SIGNAL)
         end = time.monotonic() + 0.3
@@ -200,8 +247,9 @@ class Job:
             system.remove_tree(self.scratch)
 
     def report(self) -> None:
-        for rank in self.ranks:
-            summary, data = judge_rank(rank)
+        judged = [judge_rank(rank, self.situation) for rank in self.ranks]
+        excuse_victims([summary for summary, _ in judged])
+        for rank, (summary, data) in zip(self.ranks, judged, strict=True):
             for payload in (wire.dump_json(summary), data, rank.output.encode("utf-8", "replace")):
                 self.sock.sendall(wire.frame(b"R", payload))
 

@@ -4,16 +4,18 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from labkit.ranks import child, system, wire
+from labkit.ranks import child, stacks, system, wire
+from labkit.ranks.deadlock import Situation
 
 if TYPE_CHECKING:
     from labkit.ranks.supervisor import Rank
 
 STATUSES = ("ok", "error", "exit", "timeout", "deadlock", "memory", "interrupted", "protocol")
+_LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "connection refused")
 _MEMORY_MESSAGES = ("can't allocate memory", "cannot allocate memory", "out of memory")
 
 
-def judge_rank(rank: "Rank") -> tuple[dict, bytes]:
+def judge_rank(rank: "Rank", situation: Situation | None) -> tuple[dict, bytes]:
     """The report of one rank as plain data, and the bytes that go with it (its result, or its exception's)."""
     frames = rank.reader.frames
     summary = {"rank": rank.number, "status": "ok", "error": None, "seconds": rank.seconds, "detail": ""}
@@ -30,10 +32,39 @@ def judge_rank(rank: "Rank") -> tuple[dict, bytes]:
             return summary | {"status": "protocol", "detail": "its error report cannot be read"}, b""
         return summary | {"status": _error_status(error), "error": error}, frames.get(b"X", b"")
     if rank.stopped:
-        return summary | {"status": rank.stopped, "detail": rank.stack}, b""
+        return summary | {"status": rank.stopped, "detail": _standing(rank, situation)}, b""
     if rank.exit is None:
         return summary | {"status": "protocol", "detail": "it reported neither a result nor an error"}, b""
     return summary | _ending(rank.exit), b""
+
+
+def excuse_victims(summaries: list[dict]) -> None:
+    """A rank whose connection broke because a peer ended is not the cause of anything: turn its error into "interrupted"."""
+    victims = [summary for summary in summaries if summary["status"] == "error" and _lost_peer(summary["error"])]
+    causes = [summary for summary in summaries if summary["status"] not in ("ok", "interrupted") and summary not in victims]
+    if causes:
+        for summary in victims:
+            summary["status"] = "interrupted"
+            summary["detail"] = f"its connection to a peer broke when rank {causes[0]['rank']} ended"
+
+
+def _lost_peer(error: dict) -> bool:
+    message = error["message"].lower()
+    return error["type"] in ("RuntimeError", "DistBackendError", "DistNetworkError") and any(
+        words in message for words in _LOST_PEER
+    )
+
+
+def _standing(rank: "Rank", situation: Situation | None) -> str:
+    """Where a stopped rank stood: its own sentence first, then the others', then its stack."""
+    stack = stacks.clean(rank.stack)
+    lines = []
+    if situation is not None:
+        own = situation.sentences.get(rank.number)
+        lines = [own] if own else []
+        lines += [said for said in situation.sentences.values() if said != own]
+    lines.append(f"rank {rank.number} stood at, {stack}" if stack else f"rank {rank.number} did not say where it stood")
+    return "\n".join(lines)
 
 
 def _ending(wait_status: int) -> dict:

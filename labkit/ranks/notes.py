@@ -1,0 +1,143 @@
+"""Inside a rank: have torch.distributed note in the page what it posts and where it waits.
+
+The methods of ``ProcessGroup`` and ``Work`` are wrapped, below ``torch.distributed``'s functions: every way of calling from Python
+passes there (plain and async calls, batches, object collectives, FSDP2). Calls from C++ (DDP's reducer, functional collectives)
+do not; for these the supervisor looks at the stack.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from labkit.ranks import page
+
+# ProcessGroup method -> what a learner calls it. Names of several torch versions; those that are missing are skipped.
+_COLLECTIVES = {
+    "allreduce": "all_reduce", "allreduce_coalesced": "all_reduce_coalesced", "broadcast": "broadcast", "reduce": "reduce",
+    "allgather": "all_gather", "_allgather_base": "all_gather_into_tensor", "all_gather_single": "all_gather_into_tensor",
+    "allgather_coalesced": "all_gather_coalesced", "allgather_into_tensor_coalesced": "all_gather_coalesced",
+    "all_gather_single_coalesced": "all_gather_coalesced", "gather": "gather", "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced", "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single", "all_to_all_single": "all_to_all_single", "barrier": "barrier",
+}
+_UNKNOWN = (0, 0, page.ANY_PEER, 0, 0)
+
+
+def install(writer: page.Writer) -> None:
+    """Wrap this process's ``ProcessGroup`` and ``Work``; once, right after the process group is made."""
+    _Notes(writer).install()
+
+
+class _Notes:
+    def __init__(self, writer: page.Writer) -> None:
+        self.writer = writer
+        self.works: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Work -> what a wait on it waits for
+        self.groups: dict[str, tuple[int, list[int]]] = {}
+
+    def install(self) -> None:
+        group_type, work_type = dist.ProcessGroup, dist.Work
+        for method, kind in _COLLECTIVES.items():
+            if hasattr(group_type, method):
+                setattr(group_type, method, self._collective(getattr(group_type, method), page.KINDS.index(kind)))
+        group_type.send = self._message(group_type.send, page.SEND, page.KINDS.index("send"))
+        group_type.recv = self._message(group_type.recv, page.RECV, page.KINDS.index("recv"))
+        group_type.recv_anysource = self._any_source(group_type.recv_anysource)
+        group_type.monitored_barrier = self._blocking(group_type.monitored_barrier, page.KINDS.index("monitored_barrier"))
+        work_type.wait = self._wait(work_type.wait)
+        new_group = self._new_group(dist.new_group)
+        dist.new_group = distributed_c10d.new_group = new_group
+
+    def _group(self, group: dist.ProcessGroup) -> tuple[int, list[int]]:
+        name = group.group_name
+        known = self.groups.get(name)
+        if known is None:
+            known = page.group_key(name), dist.get_process_group_ranks(group)
+            self.groups[name] = known
+            self.writer.add_group(*known)
+        return known
+
+    def _collective(self, original: Callable, kind: int) -> Callable:
+        @functools.wraps(original)
+        def noted(group, *args, **kwargs):
+            key, _ = self._group(group)
+            index = self.writer.post(page.COLLECTIVE, key, 0, 0)
+            work = original(group, *args, **kwargs)
+            self._remember(work, (kind, key, page.ANY_PEER, 0, index))
+            return work
+
+        return noted
+
+    def _message(self, original: Callable, direction: int, kind: int) -> Callable:
+        @functools.wraps(original)
+        def noted(group, tensors, peer, tag=0):
+            key, members = self._group(group)
+            other = members[peer] if 0 <= peer < len(members) else page.ANY_PEER
+            index = self.writer.post(direction, key, other, tag)
+            work = original(group, tensors, peer, tag)
+            self._remember(work, (kind, key, other, tag, index))
+            return work
+
+        return noted
+
+    def _any_source(self, original: Callable) -> Callable:
+        kind = page.KINDS.index("recv from any rank")
+
+        @functools.wraps(original)
+        def noted(group, tensors, tag=0):
+            key, _ = self._group(group)
+            index = self.writer.post(page.RECV, key, page.ANY_PEER, tag)
+            work = original(group, tensors, tag)
+            self._remember(work, (kind, key, page.ANY_PEER, tag, index))
+            return work
+
+        return noted
+
+    def _blocking(self, original: Callable, kind: int) -> Callable:
+        @functools.wraps(original)
+        def noted(group, *args, **kwargs):
+            key, _ = self._group(group)
+            index = self.writer.post(page.COLLECTIVE, key, 0, 0)
+            at = self.writer.begin_wait(kind, key, page.ANY_PEER, 0, index)
+            try:
+                return original(group, *args, **kwargs)
+            finally:
+                self.writer.end_wait(at)
+
+        return noted
+
+    def _new_group(self, original: Callable) -> Callable:
+        """Making a group waits for its members; every rank of the job must call it, members or not."""
+        kind, key = page.KINDS.index("new_group"), page.group_key("new_group")
+
+        @functools.wraps(original)
+        def noted(*args, **kwargs):
+            self.writer.add_group(key, list(range(dist.get_world_size())))
+            index = self.writer.post(page.COLLECTIVE, key, 0, 0)
+            local = kwargs.get("use_local_synchronization", False)
+            at = self.writer.begin_wait(*(_UNKNOWN if local else (kind, key, page.ANY_PEER, 0, index)))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.writer.end_wait(at)
+
+        return noted
+
+    def _remember(self, work: dist.Work | None, waits_for: tuple[int, int, int, int, int]) -> None:
+        if work is not None:
+            self.works[work] = waits_for
+
+    def _wait(self, original: Callable) -> Callable:
+        @functools.wraps(original)
+        def noted(work, *args, **kwargs):
+            at = self.writer.begin_wait(*self.works.get(work, _UNKNOWN))
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                self.writer.end_wait(at)
+
+        return noted
