@@ -1,0 +1,28 @@
+"""Still pictures, drawn by matplotlib from Recordings and nothing else.
+
+Every function returns a `Picture`: a matplotlib Figure that also says in words what it shows (`picture.alt`). As the last value of a cell
+it leaves the PNG and those words in the notebook. Matplotlib is imported when the first picture is asked for.
+"""
+
+from importlib import import_module
+
+_HOMES = {
+    "Picture": "labkit.figures.picture",
+    "memory_over_time": "labkit.figures.memory",
+    "compare_memory": "labkit.figures.memory",
+    "u_curve": "labkit.figures.curves",
+    "u_curve_and_memory": "labkit.figures.curves",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'labkit.figures' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,54 @@
+"""What the pictures need from a Recording, thinned to what can be seen, and the same in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from labkit.figures.colours import STACK
+from labkit.figures.thin import keep, phase_strip
+from labkit.figures.units import human_bytes, human_seconds
+
+
+def thinned(recording: Any, columns: int = 900) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(seconds, category -> live bytes) with at most three samples per column; the extremes of the total stay."""
+    seconds, by_category = recording.timeline_by_category()
+    seconds = np.asarray(seconds, dtype=float)
+    values = {name: np.asarray(by_category.get(name, np.zeros(len(seconds))), dtype=float) for name in STACK}
+    chosen = keep(seconds, sum(values.values(), np.zeros(len(seconds))), columns)
+    return seconds[chosen], {name: column[chosen] for name, column in values.items()}
+
+
+def phases_of(recording: Any, cells: int = 240) -> list[tuple[str, float, float]]:
+    """Phases as (name, start s, end s), at most about `cells`."""
+    phases = [
+        (phase["name"], phase["start_s"], recording.seconds if phase["end_s"] is None else phase["end_s"])
+        for phase in recording.phases
+    ]
+    return phase_strip(phases, recording.seconds, cells)
+
+
+def phase_at(phases: list[tuple[str, float, float]], seconds: float) -> str:
+    """The innermost phase at an instant, or ''."""
+    around = [(end - start, name) for name, start, end in phases if start <= seconds <= end]
+    return min(around)[1] if around else ""
+
+
+def describe(recording: Any, title: str = "", budget_bytes: int | None = None) -> str:
+    """The picture of a recording in words: peak, when, of what, and the phases."""
+    seconds, by_category = thinned(recording)
+    if not len(seconds):
+        return f"{title or 'Live memory'}: nothing was recorded."
+    total = sum(by_category.values(), np.zeros(len(seconds)))
+    at = int(total.argmax())
+    phase = phase_at(phases_of(recording), float(seconds[at]))
+    parts = sorted(((float(by_category[name][at]), name) for name in STACK), reverse=True)
+    made = ", ".join(f"{name} {human_bytes(count)}" for count, name in parts if count)
+    words = (
+        f"{title or 'Live memory'}: peak {human_bytes(float(total[at]))}{f' in {phase}' if phase else ''}, "
+        f"{human_seconds(float(seconds[at]))} into {human_seconds(float(seconds[-1]))} ({made}); {human_bytes(float(total[-1]))} at the end."
+    )
+    if budget_bytes:
+        words += f" Budget {human_bytes(budget_bytes)}."
+    return words
