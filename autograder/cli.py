@@ -21,6 +21,22 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="fail when anything committed is stale or a lab does not hold its rules")
     check.add_argument("labs", nargs="*", metavar="LAB", help="labs to check (default: all)")
     check.add_argument("--quick", action="store_true", help="only what needs no kernel")
+
+    course = commands.add_parser("course", help="lay out the nbgrader course folder")
+    grade = commands.add_parser("grade", help="grade submitted notebooks of a lab")
+    grade.add_argument("lab", nargs="?", metavar="LAB", help="02, 02_checkpointing or a path")
+    grade.add_argument("--students", nargs="+", default=[], metavar="NAME", help="only these learners")
+    grade.add_argument(
+        "--submissions", type=Path, metavar="DIR", help="holds STUDENT/LAB/LAB.ipynb (default: the course's)"
+    )
+    grade.add_argument("--jobs", type=int, default=1, metavar="N", help="notebooks at once (default: 1)")
+    grade.add_argument(
+        "--demo", action="store_true", help="grade three made-up submissions: untouched, half done, solved"
+    )
+    for command in (course, grade):
+        command.add_argument(
+            "--course", type=Path, metavar="DIR", help="nbgrader course folder (default: build/course)"
+        )
     return top
 
 
@@ -29,10 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     project = Project(options.root.resolve()) if options.root else Project.default()
     try:
-        return {"build": _build, "check": _check}[options.command](project, options)
-    except LookupError as error:
-        print(f"error: {error.args[0]}", file=sys.stderr)
+        return {"build": _build, "check": _check, "course": _course, "grade": _grade}[options.command](project, options)
+    except (LookupError, RuntimeError) as error:
+        print(f"error: {error.args[0] if error.args else error!r}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nInterrupted. What was graded is kept.", file=sys.stderr)
+        return 130
 
 
 def _build(project: Project, options: argparse.Namespace) -> int:
@@ -47,6 +66,58 @@ def _check(project: Project, options: argparse.Namespace) -> int:
 
     problems, warnings = check(project, options.labs, quick=options.quick)
     return _report(problems, warnings, done="All labs hold.")
+
+
+def _course(project: Project, options: argparse.Namespace) -> int:
+    from autograder.course import lay_out
+
+    course = lay_out(project, (options.course or project.course).resolve())
+    print(f"Course folder: {course.root}")
+    print(f"  cd {course.root} && nbgrader autograde LAB       (and jupyter lab, for the Formgrader)")
+    return 0
+
+
+def _grade(project: Project, options: argparse.Namespace) -> int:
+    from autograder import demo, gradebook
+    from autograder.course import lay_out
+    from autograder.engine import KernelExecutor
+    from autograder.export import csv_path
+    from autograder.grade import grade
+    from autograder.judge import VerdictJudge
+
+    if not options.lab and not options.demo:
+        raise LookupError("Which lab? Give its number, or --demo.")
+    lab = project.lab_name(options.lab) if options.lab else _first_lab(project)
+    folder = project.root / "build" / "demo" if options.demo else project.course
+    course = lay_out(project, (options.course or folder).resolve(), [lab])
+    submissions = options.submissions.resolve() if options.submissions else None
+    if options.demo:
+        submissions = demo.hand_in(project, course, lab)
+    outcomes = grade(
+        course, lab, KernelExecutor(course.config), VerdictJudge(), submissions=submissions, students=options.students,
+        jobs=options.jobs,
+    )  # fmt: skip
+    if options.demo:
+        demo.read_answers(course, lab, course.reference(lab))
+        print()
+        for student in demo.STUDENTS:
+            now = gradebook.standing(course, lab, student)
+            print(f"  {student:<12} {now.points:g} of {now.max_points:g}" if now else f"  {student:<12} not graded")
+    failed = [outcome.student for outcome in outcomes if not outcome.graded]
+    print(
+        f"\nGraded {len(outcomes) - len(failed)} of {len(outcomes)}."
+        + (f" Not: {', '.join(failed)}." if failed else "")
+    )
+    print(f"Feedback pages: {course.root / 'feedback'}/STUDENT/{lab}/{lab}.html")
+    print(f"Grades: {csv_path(course, lab)}")
+    return 1 if failed else 0
+
+
+def _first_lab(project: Project) -> str:
+    paths = project.source_files()
+    if not paths:
+        raise LookupError(f"There are no labs in {project.sources}.")
+    return paths[0].stem
 
 
 def _report(problems: Sequence[str], warnings: Sequence[str], done: str = "") -> int:

@@ -91,8 +91,8 @@ def build(project: Project, names: Iterable[str] = ()) -> tuple[list[str], list[
         changed = [write_if_changed(file, content) for file, content in built.files(project).items()]
         graded = sum(cell["points"] > 0 for cell in built.manifest["cells"])
         print(
-            f"  {'built' if any(changed) else 'same':8s} {path.stem}: {built.manifest['points']:g} points in {graded} graded "
-            f"cells, {len(built.release.cells)} cells", flush=True,
+            f"  {'built' if any(changed) else 'same':8s} {path.stem}: {built.manifest['points']:g} points "
+            f"in {graded} graded cells, {len(built.release.cells)} cells", flush=True,
         )  # fmt: skip
     if not wanted:
         problems += [f"{path}: generated, but its source is gone; delete it." for path in orphans(project)]
@@ -107,8 +107,8 @@ def renamed_ids(built: BuiltLab, earlier: str) -> list[str]:
         return []
     gone = sorted(before - {cell["grade_id"] for cell in built.manifest["cells"]})
     return [
-        f"{built.source.name}: grade_id {grade_id!r} was there before and is gone. Once learners have a lab its ids are never "
-        "renamed or removed: their work would lose its place." for grade_id in gone
+        f"{built.source.name}: grade_id {grade_id!r} was there before and is gone. Once learners have a lab its ids are "
+        "never renamed or removed: their work would lose its place." for grade_id in gone
     ]  # fmt: skip
 
 

@@ -41,12 +41,22 @@ def make_manifest(lab: LabSource, release: NotebookNode) -> dict[str, Any]:
 
 def check_name(source: str) -> str | None:
     """Name of the check that a graded cell calls last: "pingpong.forward" of `check("pingpong.forward", f)`."""
+    call = _last_call(source)
+    first = call.args[0] if call and call.args else None
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+
+
+def call_points(source: str) -> float | None:
+    """The argument `points` of a graded cell's last call, where written: `exam("pingpong.forward", f, points=2)`."""
+    call = _last_call(source)
+    values = [keyword.value for keyword in call.keywords if keyword.arg == "points"] if call else []
+    return float(values[0].value) if values and isinstance(values[0], ast.Constant) else None
+
+
+def _last_call(source: str) -> ast.Call | None:
     try:
         body = ast.parse(source).body
     except SyntaxError:
         return None
     last = body[-1] if body else None
-    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and last.value.args:
-        first = last.value.args[0]
-        return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
-    return None
+    return last.value if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None

@@ -129,6 +129,7 @@ def _enclosing_name(lines: list[str], indent: str) -> str | None:
 
 def _is_prediction(outside: list[str], region: str) -> bool:
     """True when the region only gives a value to names that are set to None above it."""
+
     def assigned(text: str) -> dict[str, ast.expr]:
         tree = ast.parse(text)
         pairs = [(target, node.value) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]

@@ -35,8 +35,8 @@ def kind_of(cell: NotebookNode) -> str:
     kind = {(False, True): "answer", (True, False): "check", (True, True): "reflection"}.get((grade, solution))
     if kind is None:
         raise ValueError(
-            f"grade={grade!r} with solution={solution!r} is no shape of ours: an answer has grade false and solution true, "
-            "a check grade true and solution false, a reflection both true; given code has no header"
+            f"grade={grade!r} with solution={solution!r} is no shape of ours: an answer has grade false and solution "
+            "true, a check grade true and solution false, a reflection both true; given code has no header"
         )
     cell_type, wanted = SHAPES[kind]
     if cell.cell_type != cell_type:
@@ -46,10 +46,10 @@ def kind_of(cell: NotebookNode) -> str:
         raise ValueError(f"a {kind} has no {', '.join(map(repr, unknown))} in its header; remove it")
     for key, value in wanted.items():
         if meta[key] != value or type(meta[key]) is not type(value):
-            raise ValueError(f"a {kind} has \"{key}\": {str(value).lower()}, this has {meta[key]!r}")
+            raise ValueError(f'a {kind} has "{key}": {str(value).lower()}, this has {meta[key]!r}')
     points = meta.get("points")
     if wanted["grade"] and (not isinstance(points, (int, float)) or isinstance(points, bool) or points <= 0):
-        raise ValueError(f"a {kind} needs \"points\" above 0, this has {points!r}")
+        raise ValueError(f'a {kind} needs "points" above 0, this has {points!r}')
     if kind == "check" and HIDDEN_BEGIN in cell.source:
         return "hidden"
     return kind
@@ -76,7 +76,9 @@ def static_problems(lab: LabSource) -> list[str]:
             if not isinstance(grade_id, str) or not KEBAB.fullmatch(grade_id) or len(grade_id) > 64:
                 problems.append(f"{where}: grade_id {grade_id!r} is not kebab-case (like 'check-segments').")
             elif grade_id in seen:
-                problems.append(f"{where}: grade_id {grade_id!r} is used by cell {seen[grade_id]} too; each is used once.")
+                problems.append(
+                    f"{where}: grade_id {grade_id!r} is used by cell {seen[grade_id]} too; each is used once."
+                )
             else:
                 seen[grade_id] = index
             points += cell.metadata.nbgrader.get("points", 0)
@@ -87,7 +89,8 @@ def static_problems(lab: LabSource) -> list[str]:
         problems.append(f"{lab.name}: the first code cell must be given (imports, `from labkit import check`).")
     if points != lab.meta["points"]:
         problems.append(
-            f"{lab.name}: the cells' points sum to {points:g}, the front matter says {lab.meta['points']:g}; make them equal."
+            f"{lab.name}: the cells' points sum to {points:g}, the front matter says {lab.meta['points']:g}; "
+            "make them equal."
         )
     return problems
 
@@ -107,7 +110,9 @@ def _source_problems(cell: NotebookNode, kind: str) -> list[str]:
     if hidden and kind != "hidden":
         problems.append("hidden tests outside a check cell; give them a check cell of their own, with points")
     if kind == "hidden" and any(line.strip() and not line.strip().startswith("#") for line in rest):
-        problems.append("a hidden check shares its cell with other code; hidden and visible checks are two graded cells")
+        problems.append(
+            "a hidden check shares its cell with other code; hidden and visible checks are two graded cells"
+        )
     if cell.cell_type == "code":
         problems += _code_problems(cell, kind, "\n".join(outside))
     return problems

@@ -72,7 +72,9 @@ def _front_matter(path: Path, cell: NotebookNode | None) -> dict[str, Any]:
         raise SourceError(f"{where} is missing, or has no key 'labkit'.")
     for key, kind in FRONT_MATTER.items():
         if not isinstance(meta.get(key), kind) or isinstance(meta.get(key), bool):
-            raise SourceError(f"{where} needs '{key}' ({getattr(kind, '__name__', 'number')}); it has {meta.get(key)!r}.")
+            raise SourceError(
+                f"{where} needs '{key}' ({getattr(kind, '__name__', 'number')}); it has {meta.get(key)!r}."
+            )
     if unknown := sorted(set(meta) - set(FRONT_MATTER)):
         raise SourceError(f"{where} has unknown keys: {', '.join(unknown)}.")
     if path.stem != f"{meta['lab']}_{meta['slug']}":

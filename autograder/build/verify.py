@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 
-from autograder.build.builder import build_lab, orphans, renamed_ids
+from traitlets.config import Config
+
+from autograder.build.builder import BuiltLab, build_lab, orphans, renamed_ids
+from autograder.build.manifest import call_points
 from autograder.build.source import SourceError
+from autograder.engine import Execution, Executor, KernelExecutor
+from autograder.judge import Score, VerdictJudge
 from autograder.project import Project
+from autograder.reference import make_reference
+from autograder.repair import repair
+from autograder.steps import judge_notebook
+
+SLOW_S = 20  # nbgrader stops a cell at 30 by default
+COURSE_LIMITS = Config({"Execute": {"timeout": 40, "shutdown_kernel": "immediate"}})
 
 
 def check(project: Project, names: Iterable[str] = (), *, quick: bool = False) -> tuple[list[str], list[str]]:
@@ -28,13 +41,83 @@ def check(project: Project, names: Iterable[str] = (), *, quick: bool = False) -
         for file, content in built.files(project).items():
             if not file.exists() or file.read_bytes() != content:
                 state = "is stale" if file.exists() else "is missing"
-                found.append(f"{file.relative_to(project.root)} {state}; run `python -m autograder build` and commit it.")
+                found.append(
+                    f"{file.relative_to(project.root)} {state}; run `python -m autograder build` and commit it."
+                )
         warnings += renamed_ids(built, _committed_manifest(project, path.stem))
-        print(": FAILED" if found else ": ok", flush=True)
+        found += _point_problems(built)
+        print(": FAILED" if found else ": ok", end="" if not quick else "\n", flush=True)
         problems += found
+        if not quick:
+            found = run_problems(built, KernelExecutor(COURSE_LIMITS))
+            print(": FAILED" if found else ": ok", flush=True)
+            problems += found
     if not wanted:
         problems += [f"{path}: generated, but its source is gone; delete it." for path in orphans(project)]
     return problems, warnings
+
+
+def run_problems(built: BuiltLab, executor: Executor) -> list[str]:
+    """Run the untouched release and the solution as the grader does: one scores nothing, the other everything."""
+    reference = make_reference(built.source.name, built.solution)
+    problems: list[str] = []
+    for version, notebook in (("release", built.release), ("solution", built.solution)):
+        print(f", {version}", end="", flush=True)
+        repaired = repair(notebook, reference)
+        problems += [f"{reference.name}: the untouched {version} needed a repair: {flag}." for flag in repaired.flags]
+        with tempfile.TemporaryDirectory(prefix="autograder-") as folder:
+            execution = executor.execute(repaired.notebook, Path(folder))
+        scores = judge_notebook(execution.notebook, reference, VerdictJudge())
+        problems += [f"{reference.name}: {version}: {event}." for event in execution.events]
+        for score in scores:
+            problems += _score_problem(reference.name, version, score)
+        problems += _cell_problems(reference.name, version, execution)
+        print(f" {sum(execution.seconds.values()):.0f} s", end="", flush=True)
+    return problems
+
+
+def _score_problem(lab: str, version: str, score: Score) -> list[str]:
+    where = f"{lab}: {version}: {score.key} (exercise {score.exercise})"
+    if version == "release" and score.points != 0:
+        return [
+            f"{where} gives {score.points} points for nothing ({score.status}); an untouched lab scores 0 everywhere."
+        ]
+    if version == "solution" and score.kind != "reflection" and score.points != score.max_points:
+        told = "; ".join([score.status, *score.flags, str((score.verdict or {}).get("hint") or "")]).rstrip("; ")
+        return [f"{where} gives the solution {score.points} of {score.max_points:g} points ({told})."]
+    return []
+
+
+def _cell_problems(lab: str, version: str, execution: Execution) -> list[str]:
+    problems = []
+    for index, seconds in execution.seconds.items():
+        if seconds > SLOW_S:
+            problems.append(f"{lab}: {version}: cell {index} ran {seconds:.0f} s; no cell takes more than {SLOW_S}.")
+        errors = [output for output in execution.notebook.cells[index].outputs if output.output_type == "error"]
+        if version == "solution" and errors:
+            problems.append(f"{lab}: {version}: cell {index} fails with {errors[0].ename}: {errors[0].evalue[:120]}.")
+    return problems
+
+
+def _point_problems(built: BuiltLab) -> list[str]:
+    """A graded cell is worth what its call gives, so that nbgrader's own Validate counts as we do.
+
+    Checks that labkit does not have are left to the run, where they fail by name.
+    """
+    from labkit.checks import all_checks
+
+    known, problems = all_checks(), []
+    cells = {cell.id: cell for cell in built.solution.cells}
+    for cell in built.manifest["cells"]:
+        check = known.get(cell.get("check"))
+        if check is None:
+            continue
+        gives = call_points(cells[cell["grade_id"]].source) or check.points
+        if cell["points"] != gives:
+            advice = f"; write exam(..., points={cell['points']:g})" if cell["kind"] == "hidden" else ""
+            where = f"{built.source.name}: {cell['grade_id']}"
+            problems.append(f"{where} is worth {cell['points']:g} points, its call gives {gives:g}{advice}.")
+    return problems
 
 
 def _committed_manifest(project: Project, name: str) -> str:
