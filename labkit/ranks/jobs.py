@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from labkit.ranks import wire
 from labkit.ranks.errors import NestedRanksError, ServerError
+from labkit.ranks.sources import with_source
 
 START_S = 180.0  # importing torch from a cold, slow disk
 _CODE = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from labkit.ranks.server import main; main({}, {})"
@@ -28,6 +29,7 @@ class RankReport:
     it sent cannot be read). ``data`` is what the entry returned. ``error`` has type, message, traceback (text) and notes.
     ``output`` is its stdout and stderr in the order written; ``seconds`` the time in the entry (until it was stopped, else).
     ``detail`` says what there is to say beyond that: exit code or signal, who waits for whom, the stack when it was stopped.
+    ``ended`` is when it ended, in seconds since the job began: the smallest among failures is the cause.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class RankReport:
     output: str = ""
     seconds: float = 0.0
     detail: str = ""
+    ended: float = 0.0
 
 
 class _Server:
@@ -208,7 +211,10 @@ def _read_report(sock: socket.socket, rank: int, max_result_bytes: int) -> RankR
     _, data = wire.read_frame(sock, max_result_bytes)
     _, output = wire.read_frame(sock, 4 << 20)
     plain = wire.load_json(summary)
+    error = plain["error"]
+    if error is not None:
+        error["traceback"] = with_source(error["traceback"])
     return RankReport(
-        rank=rank, status=plain["status"], data=bytes(data), error=plain["error"],
-        output=output.decode("utf-8", "replace"), seconds=plain["seconds"], detail=plain["detail"],
+        rank=rank, status=plain["status"], data=bytes(data), error=error, output=output.decode("utf-8", "replace"),
+        seconds=plain["seconds"], detail=with_source(plain["detail"]), ended=plain["ended"],
     )

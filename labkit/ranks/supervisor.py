@@ -44,7 +44,7 @@ class Rank:
         self.stopped: str | None = None  # why the supervisor ended it: timeout, deadlock, interrupted
         self.stack = ""
         self.left_behind: list[str] = []
-        self.seconds = 0.0
+        self.ended = 0.0  # seconds since the job began
 
     def close_rank_side(self) -> None:
         for fd in (self.out_write, self.result_write, self.release_read):
@@ -136,6 +136,7 @@ class Job:
             if os.getppid() != parent:
                 return False
             self._reap()
+            self._note_ends()
             if all(rank.finished for rank in self.ranks):
                 return True
             now = time.monotonic()
@@ -208,14 +209,18 @@ class Job:
                     rank = by_pid[pid]
                     rank.exit = status
                     rank.drain()
-                    rank.seconds = time.monotonic() - self.started
+
+    def _note_ends(self) -> None:
+        for rank in self.ranks:
+            if rank.finished and not rank.ended:
+                rank.ended = time.monotonic() - self.started
 
     def _stop(self, why: str) -> None:
         """Mark the ranks that are still at work and ask each for its stack."""
         running = [rank for rank in self.ranks if not rank.finished]
         for rank in running:
             rank.stopped = why
-            rank.seconds = time.monotonic() - self.started
+            rank.ended = time.monotonic() - self.started
             os.ftruncate(rank.dump.fileno(), 0)
             with suppress(ProcessLookupError):
                 os.kill(rank.pid, child.DUMP_SIGNAL)

@@ -18,7 +18,7 @@ _MEMORY_MESSAGES = ("can't allocate memory", "cannot allocate memory", "out of m
 def judge_rank(rank: "Rank", situation: Situation | None) -> tuple[dict, bytes]:
     """The report of one rank as plain data, and the bytes that go with it (its result, or its exception's)."""
     frames = rank.reader.frames
-    summary = {"rank": rank.number, "status": "ok", "error": None, "seconds": rank.seconds, "detail": ""}
+    summary = {"rank": rank.number, "status": "ok", "error": None, "seconds": rank.ended, "ended": rank.ended, "detail": ""}
     meta = _plain_dict(frames.get(b"M"))
     if isinstance(meta.get("seconds"), float):
         summary["seconds"] = meta["seconds"]
