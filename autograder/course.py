@@ -95,8 +95,8 @@ def _add_lab(project: Project, course: Course, lab: str) -> None:
         if not outcome["success"]:
             (course.root / "source" / lab / f"{lab}.ipynb").unlink()  # so that the next try does not find it done
             raise CourseError(
-                f"nbgrader could not take {lab} in: {_last_line(outcome)} If grades for another version of this lab are "
-                f"in {course.root}, keep them there and use a new folder with --course."
+                f"nbgrader could not take {lab} in: {_last_line(outcome)} If grades for another version of it are in "
+                f"{course.root}, keep them there and use a new folder with --course."
             )
 
 

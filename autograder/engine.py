@@ -1,7 +1,7 @@
 """Who executes a submission: the Protocol, and the plain engine over a Jupyter kernel.
 
 The kernel engine is nbgrader's `Execute` made to end: a limit for the whole notebook beside that for a cell, a cap on
-every output in bytes, and after a dead or deaf kernel a new one that runs the cells above again and goes on with the next.
+every output in bytes, and after a dead or deaf kernel a new one that runs the cells above again and goes on.
 """
 
 from __future__ import annotations

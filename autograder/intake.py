@@ -106,7 +106,9 @@ def read_notebook(data: bytes) -> NotebookNode:
         raise Unreadable("not a notebook: it has no list of cells")
     if len(cells) > MAX_CELLS:
         raise Unreadable(f"{len(cells)} cells, at most {MAX_CELLS} are read")
-    return new_notebook(cells=[_cell(cell) for cell in cells if isinstance(cell, dict)])
+    notebook = new_notebook()
+    notebook.cells = [_cell(cell) for cell in cells if isinstance(cell, dict)]  # unvalidated: ids may repeat
+    return notebook
 
 
 def _decode(data: bytes) -> str:
@@ -167,7 +169,7 @@ def _choose(paths: list[Path], reference: Reference) -> tuple[Path, bytes, Noteb
 
 
 def _timestamp(path: Path) -> tuple[datetime.datetime | None, list[str]]:
-    """When it was handed in (naive UTC) and flags: ISO-8601 with an offset, an IANA zone or UTC; no other is guessed at."""
+    """When it was handed in (naive UTC), and flags: ISO-8601 with an offset, an IANA zone or UTC; no guesses."""
     if not path.is_file():
         return None, []
     text = path.read_text(encoding="utf-8", errors="replace").strip()

@@ -40,7 +40,7 @@ class Judge(Protocol):
 
 
 class VerdictJudge:
-    """Reads the verdict that a notebook's kernel sent. Honest work is scored right; a forged verdict is not seen here."""
+    """Reads the verdict that a notebook's kernel sent: right for honest work, blind to a forged verdict."""
 
     def score(self, cell: NotebookNode, want: ReferenceCell) -> Score:
         result = Score(want.key, want.kind, want.exercise, 0.0, want.points, "")

@@ -60,14 +60,16 @@ def _match(
 ) -> dict[str, int]:
     """Index of the submitted cell that stands for each reference cell, as far as one is found."""
     wanted = reference.by_key()
-    candidates: dict[str, list[int]] = {}
+    by_grade_id: dict[str, list[int]] = {}
+    by_cell_id: dict[str, list[int]] = {}
     for index, cell in enumerate(submitted):
         meta = cell.metadata.get("nbgrader")
         grade_id = meta.get("grade_id") if isinstance(meta, dict) else None
-        for key in (grade_id, cell.get("id")):
-            if key in wanted:
-                candidates.setdefault(key, []).append(index)
-                break
+        if grade_id in wanted:
+            by_grade_id.setdefault(grade_id, []).append(index)
+        elif cell.get("id") in wanted:
+            by_cell_id.setdefault(cell.id, []).append(index)
+    candidates = {**by_cell_id, **by_grade_id}
     places: dict[str, int] = {}
     for want in reference.cells:  # in order, so that a copy's place can be told from the answers above it
         if indices := candidates.get(want.key):

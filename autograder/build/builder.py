@@ -107,8 +107,8 @@ def renamed_ids(built: BuiltLab, earlier: str) -> list[str]:
         return []
     gone = sorted(before - {cell["grade_id"] for cell in built.manifest["cells"]})
     return [
-        f"{built.source.name}: grade_id {grade_id!r} was there before and is gone. Once learners have a lab its ids are "
-        "never renamed or removed: their work would lose its place." for grade_id in gone
+        f"{built.source.name}: grade_id {grade_id!r} was there before and is gone. Once learners have a lab its ids "
+        "are never renamed or removed: their work would lose its place." for grade_id in gone
     ]  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
-import nbformat
 import yaml
 from nbformat.notebooknode import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -44,10 +43,9 @@ def read_source(path: Path) -> LabSource:
     cells = list(parsed.cells)
     meta = _front_matter(path, cells.pop(0) if cells and cells[0].cell_type == "raw" else None)
     notebook = new_notebook(
-        metadata={"kernelspec": dict(KERNELSPEC), "labkit": {"lab": meta["lab"], "slug": meta["slug"]}},
-        cells=[_cell(path, index, cell) for index, cell in enumerate(cells)],
+        metadata={"kernelspec": dict(KERNELSPEC), "labkit": {"lab": meta["lab"], "slug": meta["slug"]}}
     )
-    nbformat.validate(notebook)
+    notebook.cells = [_cell(path, index, cell) for index, cell in enumerate(cells)]  # unvalidated: ids may repeat
     return LabSource(path.stem, meta, notebook)
 
 
