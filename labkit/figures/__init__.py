@@ -12,6 +12,7 @@ _HOMES = {
     "compare_memory": "labkit.figures.memory",
     "u_curve": "labkit.figures.curves",
     "u_curve_and_memory": "labkit.figures.curves",
+    "buffer_steps": "labkit.figures.buffers",
 }
 __all__ = sorted(_HOMES)
 

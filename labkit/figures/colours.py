@@ -14,7 +14,7 @@ COLOURS = {
     "input data": "#56b4e9",
     "gradients": "#e69f00",
     "activations": "#d55e00",
-    "other": "#999999",
+    "other": "#b3b3b3",
 }
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # curves without a category
 BASELINE = "#767676"

@@ -57,8 +57,8 @@ def draw_memory(axes: Axes, recording: Any, budget_bytes: int | None = None, top
     if budget_bytes:
         _limit(axes, budget_bytes / b_size, f"budget {human_bytes(budget_bytes)}")
     _phase_strip(axes, phases_of(recording, 60), s_size, end)
-    handles, labels = axes.get_legend_handles_labels()
-    quiet_legend(axes, handles=handles, labels=labels, ncols=max(len(labels), 1))
+    if axes.collections:
+        quiet_legend(axes, ncols=len(STACK))
 
 
 def _mark_peak(axes: Axes, time: float, peak: float, unit: float, end: float) -> None:

@@ -8,6 +8,7 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from matplotlib import rc_context
@@ -44,28 +45,41 @@ _STYLE = {
 }
 
 
+@dataclass(frozen=True)
+class Still:
+    """A drawn figure: PNG, the words that describe it, and its size in CSS pixels."""
+
+    png: bytes
+    alt: str
+    width: int
+    height: int
+
+    def mime_bundle(self, stamp: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+        """(data, metadata) for a notebook: PNG and words; no HTML, which GitHub and untrusted notebooks strip.
+
+        `stamp` is written into the PNG, see `stamped`.
+        """
+        data = {"image/png": base64.b64encode(stamped(self.png, stamp)).decode("ascii"), "text/plain": self.alt}
+        shape = {"width": self.width, "height": self.height, "alt": self.alt}
+        return data, {"image/png": shape, "needs_background": "light"}
+
+
 class Picture(Figure):
     """A matplotlib Figure with `alt`: what it shows, in words, for who cannot see it and for plain text."""
 
     alt: str = ""
 
-    def png(self, stamp: str = "") -> bytes:
-        """The picture as PNG; `stamp` is written into it as the text `labkit:STAMP` (see `stamped`)."""
-        target = io.BytesIO()
-        with rc_context(_STYLE):
-            self.savefig(target, format="png", dpi=_DPI, metadata={"Software": None})
-        return stamped(target.getvalue(), stamp)
-
-    def mime_bundle(self, stamp: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-        """(data, metadata) for a notebook: PNG and the description; no HTML, which GitHub and untrusted notebooks strip."""
-        png = self.png(stamp)
-        width, height = (round(inches * 96) for inches in self.get_size_inches())
-        shape = {"width": width, "height": height, "alt": self.alt}
-        data = {"image/png": base64.b64encode(png).decode("ascii"), "text/plain": self.alt}
-        return data, {"image/png": shape, "needs_background": "light"}
-
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        return self.mime_bundle()
+        return still(self).mime_bundle()
+
+
+def still(figure: Figure, alt: str = "") -> Still:
+    """Draw any matplotlib figure. `alt` stands in for the words of one that is no `Picture`, or replaces them."""
+    target = io.BytesIO()
+    with rc_context(_STYLE):  # without the software's name in it, equal pictures are equal bytes
+        figure.savefig(target, format="png", dpi=_DPI, metadata={"Software": None})
+    width, height = (round(inches * 96) for inches in figure.get_size_inches())
+    return Still(target.getvalue(), alt or getattr(figure, "alt", ""), width, height)
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:

@@ -11,6 +11,7 @@ _HOMES = {
     "explore": "labkit.widgets.explore",
     "explore_segments": "labkit.widgets.segments",
     "step_through": "labkit.widgets.buffers",
+    "trace_buffers": "labkit.widgets.buffers",
 }
 __all__ = sorted(_HOMES)
 

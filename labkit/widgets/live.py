@@ -155,13 +155,12 @@ class live_memory:  # noqa: N801 (reads as a statement: `with live_memory(model)
         if notebook_kernel() is None:
             print(words)
             return
-        from labkit.figures import memory_over_time
+        from labkit.figures.memory import memory_over_time
+        from labkit.figures.picture import still
 
-        picture = memory_over_time(recording, self._title, self._budget)
-        picture.alt = words
         if self._chart is not None:
             self._last(recording, words, kind)
-        self._place.show_picture(picture)
+        self._place.show_picture(still(memory_over_time(recording, self._title, self._budget), words))
 
     def _last(self, recording: Recording, words: str, kind: type[BaseException] | None) -> None:
         rows, operators = whole(recording, _SCREEN_COLUMNS)

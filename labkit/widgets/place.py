@@ -6,7 +6,10 @@ import secrets
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # matplotlib is not needed before there is a picture
+    from labkit.figures.picture import Still
 
 _STATIC = Path(__file__).parent / "static"
 _OPEN_VIEWS = 24  # finished views whose data a reloaded browser page can still fetch from the kernel
@@ -47,16 +50,21 @@ class Place:
         bundle = {"application/vnd.jupyter.widget-view+json": view, "text/plain": words}
         self._handle = display(bundle, raw=True, display_id=True)
 
-    def show_picture(self, picture: Any) -> None:
+    def keep(self, widget: Any) -> None:
+        """A view without a live phase: the page learns of it now, and puts it over the picture that follows."""
+        self._widget = widget
+
+    def show_picture(self, picture: Still) -> None:
         """Leave the picture as the output, in place of the live view; the page that drew the view may put it over the picture again."""
         from IPython.display import display
 
         data, metadata = picture.mime_bundle(self.key if self._widget else "")
         if self._handle is None:
             display(data, metadata=metadata, raw=True)
-            return
-        self._handle.update(data, metadata=metadata, raw=True)
-        self._keep_open()
+        else:
+            self._handle.update(data, metadata=metadata, raw=True)
+        if self._widget is not None:
+            self._keep_open()
 
     def _keep_open(self) -> None:
         _open[self.key] = self._widget
