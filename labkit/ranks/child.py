@@ -52,7 +52,10 @@ def run_rank(seat: Seat) -> None:
     """The whole life of a rank process; never returns."""
     try:
         _sit_down(seat)
+        here = os.getpid()
         frames = _work(seat)
+        if os.getpid() != here:  # a process that the function forked and that returned from it as well
+            os._exit(0)
         with suppress(Exception):
             sys.stdout.flush()
         with suppress(Exception):

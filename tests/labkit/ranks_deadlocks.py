@@ -1,0 +1,175 @@
+"""Functions that hang together, and functions that only look like it."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+
+def recv_from_finished():
+    if dist.get_rank() == 1:
+        dist.recv(torch.ones(2), 0)
+
+
+def both_send_first():
+    peer = 1 - dist.get_rank()
+    dist.send(torch.ones(1 << 16), peer)
+    dist.recv(torch.ones(1 << 16), peer)
+
+
+def both_receive_first_async():
+    peer = 1 - dist.get_rank()
+    dist.irecv(torch.ones(4), peer).wait()
+    dist.isend(torch.ones(4), peer).wait()
+
+
+def wrong_tag():
+    if dist.get_rank() == 0:
+        dist.isend(torch.ones(2), 1, tag=4).wait()
+    else:
+        dist.irecv(torch.ones(2), 0, tag=3).wait()
+
+
+def one_too_many():
+    for _ in range(3 + dist.get_rank()):
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(2), 1)
+        else:
+            dist.recv(torch.ones(2), 0)
+
+
+def left_out_of_barrier():
+    if dist.get_rank() != 2:
+        dist.barrier()
+
+
+def mixed_up():
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(3))
+    elif dist.get_rank() == 1:
+        dist.recv(torch.ones(3), 2)
+    else:
+        dist.barrier()
+
+
+def subgroup_misses_one():
+    group = dist.new_group([0, 2])
+    if dist.get_rank() == 0:
+        dist.all_gather([torch.ones(1), torch.ones(1)], torch.ones(1), group=group)
+
+
+def group_made_by_one():
+    if dist.get_rank() == 1:
+        dist.new_group([0, 1])
+
+
+def batch():
+    peer = 1 - dist.get_rank()
+    operations = [dist.P2POp(dist.irecv, torch.ones(2), peer), dist.P2POp(dist.irecv, torch.ones(2), peer)]
+    if dist.get_rank() == 0:
+        operations.append(dist.P2POp(dist.isend, torch.ones(2), peer))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def any_source():
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(2))
+        dist.recv(torch.ones(2))
+    elif dist.get_rank() == 1:
+        dist.send(torch.ones(2), 0)
+
+
+def ring_of_receives():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.recv(torch.ones(2), (rank - 1) % world)
+    dist.send(torch.ones(2), (rank + 1) % world)
+
+
+def objects():
+    if dist.get_rank() == 0:
+        dist.broadcast_object_list([{"a": 1}], src=0)
+    else:
+        dist.recv(torch.ones(1), 0, tag=9)
+
+
+def ddp_against_barrier():
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(3, 3))
+    if dist.get_rank() == 0:
+        model(torch.ones(2, 3)).sum().backward()
+    else:
+        dist.barrier()
+
+
+def functional_alone():
+    if dist.get_rank() == 0:
+        functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD).numpy()
+
+
+# Not deadlocks.
+
+
+def slow_peer(how: str, seconds: float):
+    if dist.get_rank() == 0:
+        end = time.monotonic() + seconds
+        if how == "sleep":
+            time.sleep(seconds)
+        elif how == "python":
+            while time.monotonic() < end:
+                pass
+        elif how == "torch":
+            while time.monotonic() < end:
+                torch.ones(200, 200) @ torch.ones(200, 200)
+        elif how == "subprocess":
+            os.system(f"sleep {seconds}")
+    dist.barrier()
+    return dist.get_rank()
+
+
+def slow_sender_thread():
+    """The main thread waits, and so does the peer; what releases them comes from another thread, asleep for now."""
+    import threading
+
+    rank = dist.get_rank()
+    if rank == 0:
+
+        def later():
+            time.sleep(1.5)
+            dist.send(torch.ones(1), 1, tag=1)
+
+        threading.Thread(target=later).start()
+        dist.recv(torch.ones(1), 1, tag=2)
+    else:
+        dist.recv(torch.ones(1), 0, tag=1)
+        dist.send(torch.ones(1), 0, tag=2)
+    return rank
+
+
+def chatter(messages: int):
+    """Ping-pong of messages and collectives, with a burst of large ones, that must survive a loaded machine."""
+    rank, peer, total = dist.get_rank(), 1 - dist.get_rank(), torch.zeros(1)
+    for number in range(messages):
+        data = torch.full((1 << (20 if number % 50 == 0 else 4),), float(number))
+        if rank == number % 2:
+            dist.send(data, peer, tag=number % 7)
+        else:
+            dist.recv(data, peer, tag=number % 7)
+            total += data[0]
+    dist.all_reduce(total)
+    return total.item()
+
+
+def waits_on_an_earlier_message():
+    """Everything that is waited for is under way already: large sends posted before their receives."""
+    rank, peer = dist.get_rank(), 1 - dist.get_rank()
+    sends = [dist.isend(torch.full((1 << 20,), float(rank)), peer, tag=number) for number in range(8)]
+    buffers = [torch.empty(1 << 20) for _ in range(8)]
+    for number in reversed(range(8)):
+        dist.irecv(buffers[number], peer, tag=number).wait()
+    for send in sends:
+        send.wait()
+    return sum(buffer[0].item() for buffer in buffers)
