@@ -8,6 +8,7 @@ expected value and runs where the learner's code does not. Between them travel o
 allocations, edge cases); counts only if the technique is there too. So doing nothing earns nothing, and the plain version a quarter.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -160,14 +161,21 @@ class Check:
 
 
 _registry: dict[str, Check] = {}
+_homes: dict[str, str] = {}
 
 
 def register(check: Check) -> Check:
-    """Make a check known by its name; called once by each lab's module."""
+    """Make a check known by its name; called once, at the top level of a lab's module."""
     if check.name in _registry:
         raise ValueError(f"two checks are called {check.name!r}")
     _registry[check.name] = check
+    _homes[check.name] = sys._getframe(1).f_globals["__name__"]
     return check
+
+
+def home_of(check: Check) -> str:
+    """The module whose import registers a check; its probe may be defined in another."""
+    return _homes.get(check.name, check.probe.__module__)
 
 
 def registered(name: str) -> Check:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from labkit.checks import _wire
-from labkit.checks._core import Case, Check, Finding, Observation
+from labkit.checks._core import Case, Check, Finding, Observation, home_of
 from labkit.checks._score import merge
 from labkit.checks._verdict import Verdict
 
@@ -156,7 +156,7 @@ def run_check(
         nonce = secrets.token_hex(16)
         request = {
             "check": check.name,
-            "module": check.probe.__module__,
+            "module": home_of(check),
             "case": {key: value for key, value in asdict(replace(case, tensors={})).items() if key != "tensors"},
             "forbid": forbid,
             "nonce": nonce,
