@@ -83,11 +83,14 @@ def _grade(project: Project, options: argparse.Namespace) -> int:
     from autograder.engine import KernelExecutor
     from autograder.export import csv_path
     from autograder.grade import grade
+    from autograder.intake import students_in
     from autograder.judge import VerdictJudge
 
     if not options.lab and not options.demo:
         raise LookupError("Which lab? Give its number, or --demo.")
     lab = project.lab_name(options.lab) if options.lab else _first_lab(project)
+    if options.submissions:
+        students_in(options.submissions, lab)  # told before anything is laid out
     folder = project.root / "build" / "demo" if options.demo else project.course
     course = lay_out(project, (options.course or folder).resolve(), [lab])
     submissions = options.submissions.resolve() if options.submissions else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import glob
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,11 +82,17 @@ def feedback_page(course: Course, lab: str, student: str) -> Path:
     return course.root / "feedback" / student / lab / f"{lab}.html"
 
 
+class OnePage(GenerateFeedback):
+    """Feedback of one submission by its path: nbgrader takes ids for file patterns, and `x[1]` would match nobody."""
+
+    def init_notebooks(self) -> None:
+        folder = self._format_source(self.coursedir.assignment_id, self.coursedir.student_id)
+        self.assignments = {folder: [f"{folder}/{self.coursedir.assignment_id}.ipynb"]}
+
+
 def write_feedback(course: Course, lab: str, student: str) -> str | None:
     """Make the learner's feedback page with nbgrader's own converter. Returns what went wrong, if anything."""
-    # nbgrader takes ids for file patterns: `x[1]` would match nobody.
-    directory = course.directory(assignment_id=lab, student_id=glob.escape(student))
-    step = GenerateFeedback(coursedir=directory, config=course.config)
+    step = OnePage(coursedir=course.directory(assignment_id=lab, student_id=student), config=course.config)
     step.force = True
     outcome = capture_log(step)
     if outcome["success"]:

@@ -7,6 +7,8 @@ from pathlib import Path
 PROJECT = Path("@PROJECT@")
 COURSE = Path("@COURSE@")
 sys.path.insert(0, str(PROJECT))
+# Hidden checks import autograder.exams: in kernels too, whoever starts them from here.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
 # nbgrader starts `alembic` by its bare name when it makes a gradebook.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 

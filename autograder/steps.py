@@ -16,6 +16,7 @@ from nbformat.notebooknode import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 from nbgrader import utils
 from nbgrader.preprocessors import NbGraderPreprocessor, SaveAutoGrades
+from traitlets import List
 
 from autograder.build.preprocessors import HIDDEN_BEGIN, HIDDEN_END, split_regions
 from autograder.judge import Judge, Score, VerdictJudge
@@ -62,6 +63,9 @@ class SaveScores(SaveAutoGrades):
 
 class ShowFeedback(NbGraderPreprocessor):
     """For the learner's page: a table of all scores at the top, no hidden test's source, no traceback through one."""
+
+    # nbconvert's HTML exporter sets this for every step, and nbgrader's base class does not take it.
+    display_data_priority = List(["text/html", "image/svg+xml", "image/png", "text/plain"]).tag(config=True)
 
     def preprocess(self, nb: NotebookNode, resources: ResourcesDict) -> Result:
         for cell in nb.cells:

@@ -51,7 +51,9 @@ def no_metadata_and_no_ids(notebook: NotebookNode) -> None:
         cell.metadata = NotebookNode(id=f"aBcDe{index}")
         del cell["id"]
     notebook.nbformat_minor = 0
-    notebook.metadata = NotebookNode(colab={"provenance": []}, kernelspec={"name": "python3", "display_name": "Python 3"})
+    notebook.metadata = NotebookNode(
+        colab={"provenance": []}, kernelspec={"name": "python3", "display_name": "Python 3"}
+    )
 
 
 def renamed(key: str) -> Callable[[NotebookNode], None]:
