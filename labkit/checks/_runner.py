@@ -3,6 +3,7 @@
 Where the code runs is a `Transport`: fresh processes on this machine for a learner, a sandbox for a grader. The judging is the same.
 """
 
+import itertools
 import linecache
 import os
 import secrets
@@ -75,6 +76,7 @@ class _Problem:
     text: str
     detail: str = ""
     hint_id: str | None = None
+    covers: tuple[str, ...] = ()
 
 
 def _lines_of(frames: Sequence[dict[str, Any]]) -> str:
@@ -169,9 +171,9 @@ def run_check(
             seen.append((case, result))
             judged.append((case.name, check.judge(case, result)))
             continue
-        covers = case.covers or [criterion.name for criterion in check.criteria]
+        covers = case.covers or tuple(criterion.name for criterion in check.criteria)
         judged.append((case.name, [Finding(name, False, "", result.text, result.hint_id) for name in covers]))
-        problem = problem or result
+        problem = problem or replace(result, covers=tuple(covers))
         if case.covers is None or result.status in ("timeout", "deadlock", "flagged", "unfinished"):
             break
     verdict = _verdict(check, judged, seen, problem)
@@ -192,9 +194,14 @@ def _verdict(
     failing = [outcome for outcome in outcomes if not outcome.passed]
     status = "pass" if not failing else "partial" if points else "fail"
     verdict = Verdict(check.name, status, points, check.points, outcomes)
+    if problem and problem.status in ("fail", "error", "memory"):
+        # An edge case that ended early is not the news when something before it in the table was judged wrong already.
+        before = itertools.takewhile(lambda outcome: outcome.name not in problem.covers, outcomes)
+        if any(not outcome.passed and findings[outcome.name].hint for outcome in before):
+            problem = None
     if problem:
         verdict.status = "partial" if points else problem.status
-        verdict.failed = "runs" if problem.status != "fail" else failing[0].name
+        verdict.failed = "runs" if problem.status != "fail" else next(name for name in problem.covers if name in findings)
         verdict.hint_id = problem.hint_id or (problem.status if problem.status in GENERIC_HINTS else None)
         verdict.detail = problem.detail or problem.text
         if problem.status != "fail" and not points:
