@@ -6,6 +6,7 @@ what cloudpickle would take by value and names what is too large, lives on a car
 
 import dis
 import functools
+import io
 import sys
 import types
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ class Item:
 class Weight:
     total_bytes: int = 0
     on_card: bool = False
-    widget: Any = None
+    stays: str | None = None  # what it holds that belongs to the notebook's process
 
 
 def pack(function: Any, args: tuple, kwargs: dict, extra: Any = None) -> bytes:
@@ -49,36 +50,47 @@ def pack(function: Any, args: tuple, kwargs: dict, extra: Any = None) -> bytes:
     items = list(items_of(function))
     _refuse_heavy(items, function)
     try:
-        return travel.dumps((function, args, kwargs, extra))
+        data = travel.dumps((function, args, kwargs, extra))
+        if len(data) > LIMIT_BYTES:  # of arguments, which is fine, or of something whose size only its own pickling knows
+            sizes = [(len(travel.dumps(item.value)), item) for item in items]
+            _refuse_sizes(sizes, function)
+        return data
+    except CargoError:
+        raise
     except Exception as error:
         arguments = [Item("run_ranks", "argument", str(name), value) for name, value in [*enumerate(args), *kwargs.items()]]
-        for item in items + arguments:
-            culprit = find_culprit(item.value, item.name)
-            if culprit:
-                path, value = culprit
-                holds = "" if path == item.name else f", whose `{path}` is"
-                raise CargoError(
-                    f"{item.phrase}{holds} {_a(value)}, which cannot travel to another process: make it inside the function that "
-                    f"the ranks run ({type(error).__name__}: {error})"
-                ) from None
-        raise CargoError(f"`{_name(function)}` cannot travel to another process ({type(error).__name__}: {error})") from None
+        raise CargoError(_who_cannot(items + arguments, _name(function)) + f" ({type(error).__name__}: {error})") from None
+
+
+def _who_cannot(items: list[Item], function: str) -> str:
+    """Names the thing that cannot be pickled, as far inside as it can be found."""
+    for item in items:
+        culprit = find_culprit(item.value, item.name)
+        if culprit:
+            path, part = culprit
+            holds = "which is" if path == item.name else f"whose `{path}` is"
+            return f"{item.phrase}, {holds} {_a(part)}, which cannot travel to another process: make it inside `{function}`"
+    return f"`{function}` cannot travel to another process"
 
 
 def _refuse_heavy(items: list[Item], function: Any) -> None:
     seen: set[int] = set()
     weights = [(weigh(item.value, seen), item) for item in items]
     for weight, item in weights:
-        if weight.widget is not None:
-            kind = f"{type(weight.widget).__module__.partition('.')[0]} {type(weight.widget).__name__}"
-            raise CargoError(f"{item.phrase} ({kind}), which lives in this notebook: pass what the ranks need of it as an argument")
+        if weight.stays is not None:
+            raise CargoError(f"{item.phrase} ({weight.stays}), which stays in this notebook: pass what the ranks need of it as an argument")
         if weight.on_card:
             raise CargoError(
                 f"{item.phrase}, which holds a CUDA tensor of this notebook: make it inside `{_name(function)}` on each rank, "
                 f"or pass a copy on the CPU as an argument of run_ranks"
             )
-    if sum(weight.total_bytes for weight, _ in weights) <= LIMIT_BYTES:
+    _refuse_sizes([(weight.total_bytes, item) for weight, item in weights], function)
+
+
+def _refuse_sizes(sizes: list[tuple[int, Item]], function: Any) -> None:
+    if sum(size for size, _ in sizes) <= LIMIT_BYTES:
         return
-    heavy = sorted(((weight.total_bytes, item) for weight, item in weights), key=lambda pair: -pair[0])
+    heavy = sorted(sizes, key=lambda pair: -pair[0])
     named = [f"{item.phrase} ({_megabytes(size)})" for size, item in heavy[:3] if size > LIMIT_BYTES // 8 or item is heavy[0][1]]
     raise CargoError(
         f"{'; '.join(named)}: every rank would get a copy. Pass what a rank needs as an argument of run_ranks, or make it inside "
@@ -138,9 +150,9 @@ def _of_function(function: types.FunctionType) -> Iterator[Item]:
             yield Item(owner, "closure variable", name, cell.cell_contents)
         except ValueError:  # not bound yet
             continue
-    for value in function.__defaults__ or ():
-        yield Item(owner, "default argument", "…" if isinstance(value, torch.Tensor) else repr(value)[:30], value)
-    for name, value in (function.__kwdefaults__ or {}).items():
+    code, defaults = function.__code__, function.__defaults__ or ()
+    with_default = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    for name, value in [*zip(with_default, defaults, strict=True), *(function.__kwdefaults__ or {}).items()]:
         yield Item(owner, "default argument", name, value)
     if hasattr(function, "__wrapped__"):
         yield Item(owner, "function", _name(function.__wrapped__), function.__wrapped__)
@@ -193,8 +205,10 @@ def weigh(value: Any, seen: set[int]) -> Weight:
         seen.add(id(thing))
         count += 1
         home = type(thing).__module__.partition(".")[0]
-        if home in _WIDGET_HOMES or any(base.__module__.partition(".")[0] in _WIDGET_HOMES for base in type(thing).__mro__):
-            weight.widget = thing
+        if any(base.__module__.partition(".")[0] in _WIDGET_HOMES for base in type(thing).__mro__):
+            weight.stays = f"{home} {type(thing).__name__}"
+        elif isinstance(thing, io.IOBase) and not isinstance(thing, (io.BytesIO, io.StringIO)):
+            weight.stays = "an open file"
         elif isinstance(thing, torch.Tensor):
             weight.on_card |= thing.is_cuda
             pending += [part for part in (thing.grad if thing.is_leaf else None,) if part is not None]
@@ -210,9 +224,17 @@ def weigh(value: Any, seen: set[int]) -> Weight:
             pending += [*thing.keys(), *thing.values()]
         elif isinstance(thing, (list, tuple, set, frozenset)):
             pending += list(thing)
-        elif isinstance(getattr(thing, "__dict__", None), dict) and not isinstance(thing, (types.FunctionType, type)):
+        elif _travels_as_its_dict(thing):
             pending.append(vars(thing))
     return weight
+
+
+def _travels_as_its_dict(thing: Any) -> bool:
+    """An object of a plain class; one with a pickling of its own (a logger, a figure) may leave most of itself at home."""
+    kind = type(thing)
+    own = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__
+    plain = not own and kind.__getstate__ is object.__getstate__
+    return plain and isinstance(getattr(thing, "__dict__", None), dict) and not isinstance(thing, (types.FunctionType, type))
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

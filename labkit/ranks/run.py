@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from labkit.ranks import cargo, travel
-from labkit.ranks.errors import DeadlockError, NestedRanksError, RankError, RankTimeout
+from labkit.ranks.errors import CargoError, DeadlockError, NestedRanksError, RankError, RankTimeout
 from labkit.ranks.jobs import RankReport, launch, refuse_nesting
 from labkit.ranks.page import MAX_RANKS
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from labkit.recorder import Recording
 
 _TOLD_OUTPUT = 2000
+_OURS = (RankError.__name__, NestedRanksError.__name__, CargoError.__name__)
 
 
 @dataclass
@@ -73,7 +74,7 @@ def _failure(reports: list[RankReport], timeout: float) -> BaseException:
         return RankTimeout(_all_stand(f"{_ranks(late)} not done after {timeout:g} s:", late, reports))
     cause = min(failed, key=lambda report: report.ended)
     error = _own_exception(cause) or RankError(_ending(cause))
-    if cause.error is not None and not isinstance(error, (RankError, NestedRanksError)):
+    if cause.error is not None and cause.error["type"] not in _OURS:  # those say it all in their message
         error.add_note(f"On rank {cause.rank} of {len(reports)}:\n{cause.error['traceback'].rstrip()}")
     others = [report for report in failed if report is not cause]
     alike = [report for report in others if _kind(report) == _kind(cause)]
