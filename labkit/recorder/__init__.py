@@ -9,10 +9,27 @@ A storage's category is for people. Watched (or seen as) `Parameter`s are parame
 gradients, what `optimizer.state` holds is optimizer state, watched plain tensors are input data; these labels count for
 the storage's whole life. An activation is the output of a forward operator (first run or recomputation) that autograd
 records, or, where autograd is off, one computed from activations or inputs. All else is other.
+
+What it does not see: memory that an operator takes and gives back inside its own C++ (workspaces), and threads that were
+already running when it started.
 """
 
+from ._patches import note as note_message
 from .categories import CATEGORIES
+from .follow import Follower
+from .infos import CallInfo, CommInfo, OpInfo, StorageInfo, human_bytes
 from .recorder import Recorder
-from .recording import CommInfo, OpInfo, Recording, StorageInfo, human_bytes
+from .recording import Recording
 
-__all__ = ["CATEGORIES", "CommInfo", "OpInfo", "Recorder", "Recording", "StorageInfo", "human_bytes"]
+__all__ = [
+    "CATEGORIES",
+    "CallInfo",
+    "CommInfo",
+    "Follower",
+    "OpInfo",
+    "Recorder",
+    "Recording",
+    "StorageInfo",
+    "human_bytes",
+    "note_message",
+]

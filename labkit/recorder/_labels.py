@@ -1,95 +1,114 @@
 """Which storages are parameters, gradients, optimizer state and inputs: found by looking at what is watched."""
 
+import weakref
 from collections.abc import Iterator
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import categories as cat
 from ._log import Log
+from ._mode import parts
 
 
 class Watch:
-    """The watched modules, optimizers and tensors, by name.
+    """The watched modules, optimizers and tensors, held weakly: watching keeps nothing alive."""
 
-    `watch` is a list (or one) of `nn.Module`, `Optimizer` and tensors, or a dict from name to those.
-    """
+    def __init__(self) -> None:
+        self.modules: list[tuple[str, weakref.ref]] = []
+        self.optimizers: list[tuple[str, weakref.ref]] = []
+        self.tensors: list[tuple[str, weakref.ref]] = []
+        self.module_names = ["", ""]  # by number; 0 is outside any module, 1 inside one that is not watched
 
-    def __init__(self, watch: object) -> None:
-        self.modules: list[tuple[str, torch.nn.Module]] = []
-        self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
-        self.tensors: list[tuple[str, torch.Tensor]] = []
-        for name, thing in _named(watch):
+    def add(self, things: object) -> None:
+        """Watch one module, optimizer or tensor, a list of them, or a dict from name to them.
+
+        Raises TypeError for anything else.
+        """
+        for name, thing in _named(things):
             if isinstance(thing, torch.nn.Module):
-                self.modules.append((name, thing))
+                self.modules.append((name, weakref.ref(thing)))
             elif isinstance(thing, torch.optim.Optimizer):
-                self.optimizers.append((name, thing))
+                self.optimizers.append((name, weakref.ref(thing)))
             elif isinstance(thing, torch.Tensor):
-                self.tensors.append((name or f"input {len(self.tensors)}", thing))
+                self.tensors.append((name or f"input {len(self.tensors)}", weakref.ref(thing)))
             else:
                 raise TypeError(f"watch takes modules, optimizers and tensors, not {type(thing).__name__}")
 
-    def names(self) -> dict[int, str]:
-        """id of each watched module -> its dotted name."""
-        return {
-            id(module): ".".join(filter(None, (prefix, name))) or type(module).__name__
-            for prefix, root in self.modules
-            for name, module in root.named_modules()
-        }
-
     def scan(self, log: Log) -> None:
         """Give everything watched that is alive now its category. Labels count for a storage's whole life."""
-        named: dict[int, str] = {}
-        for prefix, root in self.modules:
-            for name, param in root.named_parameters():
-                self._parameter(log, param, ".".join(filter(None, (prefix, name))), named)
-            for name, buffer in root.named_buffers():
-                for inner in _plain(buffer):
-                    log.seen(inner, cat.OTHER, name)
-        for prefix, optimizer in self.optimizers:
+        names: dict[int, str] = {}
+        for prefix, root in self._alive(self.modules):
+            for path, module in root.named_modules(prefix=prefix):
+                self._number(log, module, path)
+                for key, param in module._parameters.items():
+                    if param is not None and id(param) not in names:
+                        self._parameter(log, param, f"{path}.{key}" if path else key, names)
+                for key, buffer in module._buffers.items():
+                    for inner in _plain(buffer):
+                        log.seen(inner, cat.OTHER, f"{path}.{key}" if path else key)
+        for prefix, optimizer in self._alive(self.optimizers):
             for group in optimizer.param_groups:
                 for param in group["params"]:
-                    if id(param) not in named:
-                        self._parameter(log, param, f"{prefix or 'param'} {len(named)}", named)
+                    if id(param) not in names:
+                        self._parameter(log, param, f"{prefix or 'param'} {len(names)}", names)
             for param, state in optimizer.state.items():
-                owner = named.get(id(param), "")
+                owner = names.get(id(param), "")
                 for key, value in state.items() if isinstance(state, dict) else ():
-                    if isinstance(value, torch.Tensor):
-                        for inner in _plain(value):
-                            log.seen(inner, cat.OPTIMIZER_STATE, ".".join(filter(None, (owner, str(key)))))
-        for name, tensor in self.tensors:
-            category = cat.PARAMETERS if isinstance(tensor, torch.nn.Parameter) else cat.INPUT_DATA
+                    for inner in _plain(value):
+                        log.seen(inner, cat.OPTIMIZER_STATE, f"{owner}.{key}" if owner else str(key))
+        log.param_names = names
+        for name, tensor in self._alive(self.tensors):
+            if isinstance(tensor, torch.nn.Parameter):
+                self._parameter(log, tensor, name, names)
+                continue
             for inner in _plain(tensor):
-                if category == cat.PARAMETERS or log.live.get(id(inner.untyped_storage())) is None:
-                    log.seen(inner, category, name)
-            if tensor.is_leaf and tensor.grad is not None:
+                live = log.live.get(id(inner.untyped_storage()))
+                if live is None or live.category == cat.OTHER:
+                    log.seen(inner, cat.INPUT_DATA, name)
+            if tensor.is_leaf:
                 for inner in _plain(tensor.grad):
                     log.seen(inner, cat.GRADIENTS, f"{name}.grad")
 
-    def _parameter(self, log: Log, param: torch.Tensor, name: str, named: dict[int, str]) -> None:
-        named[id(param)] = name
+    def _number(self, log: Log, module: torch.nn.Module, path: str) -> None:
+        """A module's number stays its own as long as its name does; ids of dead modules may come back."""
+        name = path or type(module).__name__
+        number = log.module_numbers.get(id(module))
+        if number is None or self.module_names[number] != name:
+            if name not in self.module_names:
+                self.module_names.append(name)
+            log.module_numbers[id(module)] = self.module_names.index(name)
+
+    def _parameter(self, log: Log, param: torch.Tensor, name: str, names: dict[int, str]) -> None:
+        names[id(param)] = name
         for inner in _plain(param):
             log.seen(inner, cat.PARAMETERS, name)
-        grad = param.grad
-        if grad is not None:
-            for inner in _plain(grad):
-                log.seen(inner, cat.GRADIENTS, f"{name}.grad")
+        for inner in _plain(param.grad):
+            log.seen(inner, cat.GRADIENTS, f"{name}.grad")
+
+    @staticmethod
+    def _alive(things: list[tuple[str, weakref.ref]]) -> list[tuple[str, object]]:
+        return [(name, thing) for name, ref in things if (thing := ref()) is not None]
 
 
-def _named(watch: object) -> Iterator[tuple[str, object]]:
-    if watch is None:
+def _named(things: object) -> Iterator[tuple[str, object]]:
+    if isinstance(things, dict):
+        yield from ((str(name), thing) for name, thing in things.items())
+    elif isinstance(things, (list, tuple)):
+        yield from (("", thing) for thing in things)
+    elif things is not None:
+        yield "", things
+
+
+def _plain(tensor: object) -> Iterator[torch.Tensor]:
+    """The plain tensors that hold a tensor's bytes: a DTensor's local shard, say. Nothing for what is no tensor."""
+    if not isinstance(tensor, torch.Tensor):
         return
-    if isinstance(watch, dict):
-        yield from ((str(name), thing) for name, thing in watch.items())
-    elif isinstance(watch, (list, tuple)):
-        yield from (("", thing) for thing in watch)
-    else:
-        yield "", watch
-
-
-def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that hold a tensor's bytes: a DTensor's local shard, say."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _plain(getattr(tensor, name))
     elif tensor.layout is torch.strided:
         yield tensor
+    else:
+        with _disable_current_modes():  # reading a sparse tensor's parts is an operator, too
+            yield from list(parts(tensor))

@@ -1,5 +1,7 @@
 """The dispatch mode: sees every operator below autograd, and notes what it allocated."""
 
+import sys
+from collections.abc import Iterator
 from time import perf_counter
 
 import torch
@@ -9,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import categories as cat
 from ._code import FIRST_SEEN, IN_BACKWARD, OP, RECOMPUTE
 from ._comm import note_collective
-from ._log import Log
+from ._log import Live, Log
 
 _pack_op = OP.pack
 _graph_task = torch._C._current_graph_task_id
@@ -17,13 +19,10 @@ _grad_enabled = torch.is_grad_enabled
 _node = torch._C._current_autograd_node
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
-_KEPT = 1 << cat.ACTIVATIONS | 1 << cat.INPUT_DATA
-_STATES = 1 << cat.GRADIENTS | 1 << cat.OPTIMIZER_STATE
 
 
 class RecordingMode(TorchDispatchMode):
-    """Writes to one `Log`. Each thread enters a mode of its own, since a mode's entry count is not thread-safe."""
+    """Writes to one `Log`. Each thread enters a mode of its own; backward threads of PyTorch share their caller's."""
 
     supports_higher_order_operators = True
 
@@ -31,24 +30,24 @@ class RecordingMode(TorchDispatchMode):
         super().__init__()
         self.log = log
         self.module = 0  # the running module's bits of a code
+        self.backwards: list[bool] = []  # create_graph of every backward pass that runs, innermost last
 
     def dispatch(self, func, types, args=(), kwargs=None):
         """Run one operator and note it."""
         log = self.log
         if types and _unwraps_itself(types):
-            return NotImplemented  # DTensor and its like run first; their inner operators come back here
+            return NotImplemented  # DTensor and its like go first; their inner operators come back here
         facts = log.table[func]
-        if facts.decompose:  # in inference mode composite operators arrive whole; autograd would have split them
+        if facts.composite:  # under inference_mode these arrive whole; autograd would have split them before
             with self:
-                out = func.decompose(*args, **(kwargs or {}))
-            if out is not NotImplemented:
-                return out
+                return facts.split(func, args, kwargs or {})
         if not log.active:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs) if kwargs else func(*args)
         code = facts.index | log.context | self.module
-        backward = _graph_task() != -1
-        if backward:
-            code |= IN_BACKWARD | RECOMPUTE if _grad_enabled() else IN_BACKWARD
+        if _graph_task() != -1:
+            code |= IN_BACKWARD
+            if _grad_enabled() or self.module:
+                code |= self._recompute()
         start = perf_counter()
         out = func(*args, **kwargs) if kwargs else func(*args)
         end = perf_counter()
@@ -56,52 +55,65 @@ class RecordingMode(TorchDispatchMode):
         log.ops += _pack_op(code, start - log.start, end - start, flops)
         log.last_op = facts.index
 
+        # Inputs: note what is seen for the first time, and learn what the output is computed from.
+        known = log.live
         inputs, needs_grad = 0, False
-        for arg in args:
+        for arg in args if not kwargs else (*args, *kwargs.values()):
             if isinstance(arg, _Tensor):
-                seen, grad = self._see(arg, code, facts.hands_over)
-                inputs |= seen
-                needs_grad |= grad
-            elif type(arg) in (list, tuple):
-                for item in arg:
-                    if isinstance(item, _Tensor):
-                        seen, grad = self._see(item, code, facts.hands_over)
-                        inputs |= seen
-                        needs_grad |= grad
+                arg = (arg,)
+            elif type(arg) is not list and type(arg) is not tuple:
+                continue
+            for tensor in arg:
+                if not isinstance(tensor, _Tensor):
+                    continue
+                try:
+                    live = known.get(id(tensor.untyped_storage()))
+                except (RuntimeError, NotImplementedError):
+                    for part in parts(tensor):
+                        self._see(part, code, facts.hands_over)
+                    continue
+                if live is None or type(tensor) is _Parameter:
+                    live = self._see(tensor, code, facts.hands_over)
+                inputs |= 1 << live.category
+                needs_grad = needs_grad or tensor.requires_grad
+
         if facts.allocates:
-            category = self._category(code, inputs, needs_grad, facts)
-            if isinstance(out, _Tensor):
-                self._new(out, code, category)
-            elif type(out) in (tuple, list):
-                for item in out:
-                    if isinstance(item, _Tensor):
-                        self._new(item, code, category)
+            for tensor in (out,) if isinstance(out, _Tensor) else _tensors(out):
+                try:
+                    storage = tensor.untyped_storage()
+                except (RuntimeError, NotImplementedError):
+                    for part in parts(tensor):
+                        if id(part.untyped_storage()) not in known:
+                            log.birth(part.untyped_storage(), code, self._category(code, inputs, needs_grad))
+                    continue
+                if id(storage) not in known:
+                    log.birth(storage, code, self._category(code, inputs, needs_grad))
+        elif facts.detaches and code & IN_BACKWARD:
+            self._maybe_gradient(out)
         if facts.resizes:
-            self._check_sizes(args, kwargs, code)
-        if facts.comm:
+            for value in (*args, *(kwargs or {}).values()):
+                for tensor in _tensors(value):
+                    log.check_size(tensor.untyped_storage(), code)
+        if facts.communicates:
             note_collective(log, facts, args, kwargs or {}, out, code, start - log.start, end - log.start)
+        if log.sampler is not None:
+            log.sampler.at_operator(end)
         return out
 
-    def _see(self, tensor, code, hands_over):
+    def _see(self, tensor: torch.Tensor, code: int, hands_over: bool) -> Live:
+        """The live storage of a tensor that is unknown, or a `Parameter`."""
         log = self.log
         storage = tensor.untyped_storage()
         live = log.live.get(id(storage))
         if live is None:
             category = cat.PARAMETERS if type(tensor) is _Parameter else cat.OTHER
-            live = log.birth(storage, code if hands_over else code | FIRST_SEEN, category)
-        elif type(tensor) is _Parameter and live.category != cat.PARAMETERS:
-            log.label(live, cat.PARAMETERS, "")
-        return 1 << live.category, tensor.requires_grad
+            return log.birth(storage, code if hands_over else code | FIRST_SEEN, category)
+        if live.category != cat.PARAMETERS and type(tensor) is _Parameter:
+            log.label(live, cat.PARAMETERS, log.param_names.get(id(tensor), ""))
+        return live
 
-    def _new(self, tensor, code, category):
-        storage = tensor.untyped_storage()
-        if id(storage) not in self.log.live:
-            self.log.birth(storage, code, category)
-        elif category == cat.GRADIENTS:
-            self.log.label(self.log.live[id(storage)], category, "")
-
-    def _category(self, code, inputs, needs_grad, facts):
-        """What an operator's new output is for people; see the package's docstring for the rules."""
+    def _category(self, code: int, inputs: int, needs_grad: bool) -> int:
+        """What an operator's new output is, for people; the rules are in the package's docstring."""
         if code & IN_BACKWARD and not code & RECOMPUTE:
             return cat.GRADIENTS if type(_node()).__name__ == "AccumulateGrad" else cat.OTHER
         if self.log.in_optimizer:
@@ -110,26 +122,56 @@ class RecordingMode(TorchDispatchMode):
             return cat.ACTIVATIONS if needs_grad else cat.OTHER
         return cat.ACTIVATIONS if inputs & _KEPT and not inputs & _STATES else cat.OTHER
 
-    def _check_sizes(self, args, kwargs, code):
-        log = self.log
-        for tensor in (*args, *(kwargs or {}).values()):
-            for item in tensor if type(tensor) in (list, tuple) else (tensor,):
-                if not isinstance(item, _Tensor):
-                    continue
-                storage = item.untyped_storage()
-                live = log.live.get(id(storage))
-                if live is None:
-                    log.birth(storage, code, cat.OTHER)
-                elif live.nbytes != storage.nbytes():
-                    log.resized(live, storage.nbytes(), code)
+    def _maybe_gradient(self, tensor: torch.Tensor) -> None:
+        """Autograd hands a leaf its first gradient by detaching it: label that before anyone can free it."""
+        node = _node()
+        if type(node).__name__ == "AccumulateGrad":
+            live = self.log.live.get(id(tensor.untyped_storage()))
+            if live is not None and live.category != cat.GRADIENTS:
+                name = self.log.param_names.get(id(node.variable), "")
+                self.log.label(live, cat.GRADIENTS, name and name + ".grad")
 
+    def _recompute(self) -> int:
+        """RECOMPUTE if the running operator is a forward one although a backward pass runs, else 0.
+
+        A backward formula runs with grad mode off, unless the pass was asked to create a graph; then only what a
+        module or `torch.utils.checkpoint` runs is taken for forward.
+        """
+        if self.module or not (self.backwards and self.backwards[-1]):
+            return RECOMPUTE
+        frame = sys._getframe(2)
+        while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+            if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
+                return RECOMPUTE
+            frame = frame.f_back
+        return 0
+
+
+_KEPT = 1 << cat.ACTIVATIONS | 1 << cat.INPUT_DATA
+_STATES = 1 << cat.GRADIENTS | 1 << cat.OPTIMIZER_STATE
 
 # Set after the class is made, because __init_subclass__ would wrap it for torch.compile, at a microsecond per call.
 RecordingMode.__torch_dispatch__ = RecordingMode.dispatch
 
 
 def _unwraps_itself(types: tuple) -> bool:
-    return any(
-        t not in _PLAIN and not issubclass(t, FakeTensor) and t.__torch_dispatch__ is not _Tensor.__torch_dispatch__
-        for t in types
-    )
+    plain = _Tensor.__torch_dispatch__
+    return any(t.__torch_dispatch__ is not plain and not issubclass(t, FakeTensor) for t in types)
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    if isinstance(value, _Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The dense tensors inside a sparse one."""
+    if tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())

@@ -1,65 +1,84 @@
 """What the recorder needs to know of an operator, read once from its schema."""
 
+import threading
+
 import torch
+from torch._C import DispatchKey
 from torch.utils.flop_counter import flop_registry
 
-# Operators whose output may be their input although the schema does not say so, or that only hand a tensor over.
-_HANDS_OVER = {"aten.lift_fresh", "aten.lift", "aten.set_"}
-_RESIZES = ("resize_", "resize_as_", "set_", "_resize_output_", "resize_storage_bytes_")
+# Their argument is new when it is unknown: `torch.tensor` hands its fresh tensor over, `set_` a fresh storage.
+_HAND_OVER = ("lift_fresh", "lift", "set_")
+_RESIZE = ("resize_", "resize_as_", "set_", "_resize_output_", "resize_storage_bytes_")
+_COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 
 class OpFacts:
-    """Facts about one ``OpOverload``; `index` is its number in the table of names."""
+    """Facts about one operator; `index` is its number in the table of names."""
 
     __slots__ = (
-        "index", "name", "arguments", "decompose", "flop_formula", "flops",
-        "allocates", "resizes", "hands_over", "comm",
-    )
+        "index", "name", "arguments", "composite", "flop_formula", "flops",
+        "allocates", "resizes", "hands_over", "detaches", "communicates",
+    )  # fmt: skip
 
     def __init__(self, func: object, index: int) -> None:
         self.index = index
+        self.flops: dict[object, int] = {}
         schema = getattr(func, "_schema", None)
         packet = getattr(func, "overloadpacket", func)
         self.name = schema.name.replace("::", ".") if schema else str(func)
-        self.decompose = schema is not None and func._can_decompose() and packet not in flop_registry
+        self.arguments = tuple(a.name for a in schema.arguments) if schema else ()
         self.flop_formula = flop_registry.get(packet)
-        self.flops: dict[object, int] = {}
+        # Only PyTorch's own C++ splits are used: a decomposition written in Python would change which kernels run.
+        self.composite = (
+            schema is not None
+            and self.flop_formula is None
+            and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
+        )
         base = self.name.rpartition(".")[2]
-        writes = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write] if schema else []
-        self.arguments = tuple(schema.arguments) if schema else ()
-        returns = schema.returns if schema else ()
-        # A return that aliases an argument is a view or the argument itself: nothing new.
-        self.allocates = schema is None or any(r.alias_info is None for r in returns) or base == "lift_fresh"
-        self.resizes = base in _RESIZES or any(a.kwarg_only for a in writes)
-        self.hands_over = self.name in _HANDS_OVER
-        self.comm = self.name if self.name.startswith(("c10d.", "_c10d_functional.")) else ""
+        written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write] if schema else []
+        # A return that aliases an argument is a view or the argument itself, so nothing new.
+        self.allocates = schema is None or any(r.alias_info is None for r in schema.returns)
+        self.resizes = base in _RESIZE or any(a.kwarg_only for a in written)
+        self.hands_over = base in _HAND_OVER
+        self.detaches = base == "detach"
+        self.communicates = self.name.startswith(("c10d.", "_c10d_functional."))
+
+    def split(self, func: object, args: tuple, kwargs: dict) -> object:
+        """Run a composite operator as the operators it is made of."""
+        return func._op_dk(_COMPOSITE, *args, **kwargs)
 
     def count_flops(self, args: tuple, kwargs: dict, out: object) -> int:
         """FLOPs of one call by the registry's formula; remembered by shapes, since formulas are slow."""
-        key = (_shapes(args), _shapes(tuple(kwargs.values())) if kwargs else None)
+        key = (_shapes(args), _shapes(tuple(kwargs.values())))
         try:
             return self.flops[key]
         except KeyError:
             value = self.flops[key] = int(self.flop_formula(*args, **kwargs, out_val=out))
             return value
-        except TypeError:  # an argument that cannot be hashed
-            return int(self.flop_formula(*args, **kwargs, out_val=out))
 
 
-def _shapes(args: tuple) -> tuple:
+def _shapes(values: tuple) -> tuple:
     return tuple(
-        a.shape if isinstance(a, torch.Tensor) else _shapes(tuple(a)) if isinstance(a, (list, tuple)) else a
-        for a in args
-    )
+        v.shape if isinstance(v, torch.Tensor)
+        else _shapes(tuple(v)) if isinstance(v, (list, tuple))
+        else v if isinstance(v, (int, float, bool, str, type(None)))
+        else str(v)
+        for v in values
+    )  # fmt: skip
 
 
 class OpTable(dict):
-    """OpOverload -> OpFacts, filled on first use."""
+    """Operator -> `OpFacts`, filled on first use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.names = [""]  # by index; 0 stands for what happens outside any operator
 
     def __missing__(self, func: object) -> OpFacts:
-        facts = self[func] = OpFacts(func, len(self) + 1)
-        return facts
-
-    def names(self) -> list[str]:
-        """Names by index; index 0 stands for what happened outside any operator."""
-        return ["", *(facts.name for facts in self.values())]
+        with self.lock:
+            if func not in self:
+                facts = OpFacts(func, len(self.names))
+                self.names.append(facts.name)
+                self[func] = facts
+        return self[func]

@@ -1,19 +1,21 @@
 """What the dispatcher does not show: resized and Python-made storages, new threads, running modules, the collector.
 
-Installed once while any recorder runs, and taken away with the last one.
+Installed while any recorder runs, and taken away with the last one.
 """
 
 import gc
 import threading
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ._code import MODULE_SHIFT
+from ._code import CALL, FIRST_SEEN, IN_BACKWARD, MODULE_SHIFT
+from ._comm import note_message
 from ._mode import RecordingMode
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _running: list = []  # recorders of the whole process
 _local = threading.local()
 _undo: list = []
@@ -33,7 +35,8 @@ def install(recorder: object) -> None:
     with _lock:
         _running.append(recorder)
         if len(_running) == 1:
-            _patch()
+            for patch in (_storages, _threads, _modules, _backward, _optimizers, _waits, _collector):
+                patch()
 
 
 def remove(recorder: object) -> None:
@@ -45,94 +48,53 @@ def remove(recorder: object) -> None:
                 _undo.pop()()
 
 
-def _patch() -> None:
-    storage = torch.UntypedStorage
-    plain_resize = storage.resize_
+def _set(owner: object, name: str, value: object) -> None:
+    """Set an attribute until the last recorder stops."""
+    missing = object()
+    before = vars(owner).get(name, missing)
+    setattr(owner, name, value)
+    _undo.append(partial(delattr, owner, name) if before is missing else partial(setattr, owner, name, before))
+
+
+def _storages() -> None:
+    plain_resize = torch.UntypedStorage.resize_
 
     def resize_(self, size):
-        for recorder in _running:
-            recorder.log.before_resize(self, size)
+        running = [r.log for r in _running if r.log.active]
+        for log in running:
+            log.check_growth(self, int(size))
         result = plain_resize(self, size)
-        for recorder in _running:
-            recorder.log.after_resize(self)
+        here = {mode.log for mode in modes()}  # another thread's recorder only follows the storages that it knows
+        for log in running:
+            known = id(self) in log.live
+            if known or log in here:
+                log.check_size(self, log.context | (0 if known else FIRST_SEEN))
         return result
 
-    def __init__(self, *args, **kwargs):  # only for storages made in Python, as by deepcopy
+    def __init__(self, *args, **kwargs):  # runs only for storages made in Python, as by copy.deepcopy
         for mode in modes():
             mode.log.made(self)
 
-    _set(storage, "resize_", resize_)
-    _set(storage, "__init__", __init__)
+    _set(torch.UntypedStorage, "resize_", resize_)
+    _set(torch.UntypedStorage, "__init__", __init__)
 
+
+def _threads() -> None:
     plain_start = threading.Thread.start
 
     def start(self):
-        if modes():
-            self.run = partial(_run_inside, self, self.run, [mode.log for mode in modes()])
+        logs = [mode.log for mode in modes() if mode.log.active]
+        if logs:
+            self.run = partial(_run_inside, self, self.run, logs)
         plain_start(self)
 
     _set(threading.Thread, "start", start)
 
-    plain_call = torch.nn.Module.__call__
 
-    def __call__(self, *args, **kwargs):
-        inside = modes()
-        before = [mode.module for mode in inside]
-        for mode in inside:
-            number = mode.log.module_numbers.get(id(self))
-            if number is not None:
-                mode.module = number << MODULE_SHIFT
-        try:
-            return plain_call(self, *args, **kwargs)
-        finally:
-            for mode, module in zip(inside, before, strict=True):
-                mode.module = module
-
-    _set(torch.nn.Module, "__call__", __call__)
-
-    def enter_step(optimizer, args, kwargs):
-        for recorder in _running:
-            recorder.log.in_optimizer += 1
-
-    def leave_step(optimizer, args, kwargs):
-        for recorder in _running:
-            recorder.log.in_optimizer = max(0, recorder.log.in_optimizer - 1)
-            recorder.scan()
-
-    _undo.append(register_optimizer_step_pre_hook(enter_step).remove)
-    _undo.append(register_optimizer_step_post_hook(leave_step).remove)
-
-    def collector(when, info):
-        for recorder in _running:
-            recorder.log.collecting += 1 if when == "start" else -1
-
-    gc.callbacks.append(collector)
-    _undo.append(lambda: gc.callbacks.remove(collector))
-    if gc.isenabled():
-        gc.disable()
-        _undo.append(gc.enable)
-    gc.collect()
-    if not gc.get_freeze_count():  # a mark then looks only at what came since: 0.1 s less
-        gc.freeze()
-        _undo.append(gc.unfreeze)
-
-
-def _set(owner: type, name: str, value: object) -> None:
-    own = owner.__dict__.get(name)
-
-    def undo():
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)
-
-    setattr(owner, name, value)
-    _undo.append(undo)
-
-
-def _run_inside(thread: threading.Thread, run, logs) -> None:
-    del thread.run
-    entered = [RecordingMode(log) for log in logs if log.active]
+def _run_inside(thread: threading.Thread, run, logs: list) -> None:
+    """A thread's `run`, inside a mode of its own for each recorder that ran where the thread was started."""
+    del thread.run  # it refers to the thread: a cycle
+    entered = [RecordingMode(log) for log in logs]
     for mode in entered:
         mode.__enter__()
         modes().append(mode)
@@ -142,3 +104,125 @@ def _run_inside(thread: threading.Thread, run, logs) -> None:
         for mode in reversed(entered):
             modes().remove(mode)
             mode.__exit__(None, None, None)
+
+
+def _modules() -> None:
+    plain_call = torch.nn.Module.__call__
+    task = torch._C._current_graph_task_id
+
+    def __call__(self, *args, **kwargs):
+        inside = modes()
+        if not inside:
+            return plain_call(self, *args, **kwargs)
+        before = [mode.module for mode in inside]
+        for mode in inside:
+            number = mode.log.module_numbers.get(id(self))
+            mode.module = number << MODULE_SHIFT if number else mode.module or 1 << MODULE_SHIFT
+        start = perf_counter()
+        try:
+            return plain_call(self, *args, **kwargs)
+        finally:
+            seconds = perf_counter() - start
+            backward = IN_BACKWARD if task() != -1 else 0
+            for mode, module in zip(inside, before, strict=False):
+                log = mode.log
+                if log.active and id(self) in log.module_numbers:
+                    log.calls += CALL.pack(mode.module | log.context | backward, start - log.start, seconds)
+                mode.module = module
+
+    _set(torch.nn.Module, "__call__", __call__)
+
+
+def _backward() -> None:
+    plain_run = torch.autograd._engine_run_backward
+
+    def _engine_run_backward(t_outputs, *args, **kwargs):
+        # (grad_tensors, keep_graph, create_graph, ...) by position, as torch.autograd.backward and grad call it
+        create_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
+        inside = list(modes())
+        before = [mode.module for mode in inside]
+        for mode in inside:
+            mode.module = 0  # called inside a module or not: backward formulas belong to none
+            mode.backwards.append(create_graph)
+        try:
+            return plain_run(t_outputs, *args, **kwargs)
+        finally:
+            for mode, module in zip(inside, before, strict=True):
+                mode.module = module
+                mode.backwards.pop()
+
+    _set(torch.autograd, "_engine_run_backward", _engine_run_backward)
+
+
+def _optimizers() -> None:
+    def enter_step(optimizer, args, kwargs):
+        for mode in modes():
+            mode.log.in_optimizer = True
+
+    def leave_step(optimizer, args, kwargs):
+        for mode in modes():
+            mode.log.in_optimizer = False
+        for recorder in _running:
+            if recorder.watching(optimizer):
+                recorder.scan()
+
+    _undo.append(register_optimizer_step_pre_hook(enter_step).remove)
+    _undo.append(register_optimizer_step_post_hook(leave_step).remove)
+
+
+def _waits() -> None:
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed import Work
+
+    plain_wait = Work.wait
+
+    def wait(self, *args, **kwargs):
+        start = perf_counter()
+        try:
+            return plain_wait(self, *args, **kwargs)
+        finally:
+            note("wait", start)
+
+    _set(Work, "wait", wait)
+
+
+def note(
+    kind: str,
+    start: float,
+    bytes_sent: int = 0,
+    bytes_received: int = 0,
+    peer: int | None = None,
+    group: str = "",
+    group_size: int = 0,
+    asynchronous: bool = False,
+) -> None:
+    """Write a message into every recorder of this thread, for transports that the dispatcher does not see.
+
+    `start` is `time.perf_counter()` at its begin; now is its end. Without a recorder it does nothing.
+    """
+    end = perf_counter()
+    for mode in modes():
+        log = mode.log
+        if log.active:
+            note_message(
+                log, kind, "", log.context | mode.module, start - log.start, end - log.start,
+                bytes_sent=bytes_sent, bytes_received=bytes_received, payload_bytes=max(bytes_sent, bytes_received),
+                peer=peer, group=group, group_size=group_size, asynchronous=asynchronous,
+            )  # fmt: skip
+
+
+def _collector() -> None:
+    def tell(when, info):
+        for recorder in _running:
+            recorder.log.collecting = when == "start"
+
+    gc.collect()
+    gc.callbacks.append(tell)
+    _undo.append(partial(gc.callbacks.remove, tell))
+    if gc.isenabled():
+        gc.disable()
+        _undo.append(gc.enable)
+    if not gc.get_freeze_count():  # marks then look only at what came since, which saves a tenth of a second each
+        gc.freeze()
+        _undo.append(gc.unfreeze)

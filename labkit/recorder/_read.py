@@ -1,10 +1,8 @@
 """From the recorder's buffers to a `Recording`."""
 
-from time import perf_counter
-
 import numpy as np
 
-from ._code import CATEGORY_MASK, CATEGORY_SHIFT, EVENT_COLUMNS, FIRST_SEEN, OP_COLUMNS
+from ._code import CALL_COLUMNS, CATEGORY_MASK, CATEGORY_SHIFT, EVENT_COLUMNS, OP_COLUMNS
 from .recording import Recording
 
 
@@ -13,40 +11,34 @@ def read_log(recorder) -> Recording:
     log = recorder.log
     events = np.frombuffer(bytes(log.events), dtype=EVENT_COLUMNS)
     ops = np.frombuffer(bytes(log.ops), dtype=OP_COLUMNS)
-    first = np.zeros(0, dtype=np.int64)
-    if len(events):
-        _, first = np.unique(events["sid"], return_index=True)
-    births = events[first]
-    category = (births["code"] >> CATEGORY_SHIFT & CATEGORY_MASK).astype(np.int8)
-    names, name_of = [""], np.zeros(len(births), dtype=np.int32)
-    numbers = {"": 0}
-    for sid, (label, name) in list(log.labels.items()):
-        if sid >= len(births):
-            continue
-        category[sid] = label
-        if name not in numbers:
-            numbers[name] = len(names)
-            names.append(name)
-        name_of[sid] = numbers[name]
+    calls = np.frombuffer(bytes(log.calls), dtype=CALL_COLUMNS)
+    _, first = np.unique(events["sid"], return_index=True)
+    category = (events["code"][first] >> CATEGORY_SHIFT & CATEGORY_MASK).astype(np.int8)
+    names = {"": 0}
+    name_of = np.zeros(len(first), dtype=np.int32)
+    for sid, label, name in log.labels[:]:
+        if sid < len(first):
+            category[sid] = label
+            name_of[sid] = names.setdefault(name, len(names))
     header = {
         "version": 1,
-        "ops": log.table.names(),
+        "ops": list(log.table.names),
         "phase_names": list(recorder.phase_names),
         "modules": list(recorder.module_names),
-        "names": names,
+        "names": list(names),
         "marks": [dict(m) for m in recorder.marks],
         "phases": [dict(p) for p in recorder.phases],
-        "messages": list(log.messages),
-        "refusals": list(log.refusals),
+        "messages": [dict(m) for m in log.messages],
+        "refusals": [dict(r) for r in log.refusals],
         "cycles": log.cycles,
-        "seconds": perf_counter() - log.start if log.active else recorder.seconds,
+        "budget_bytes": log.budget,
+        "seconds": recorder._now() if log.active else recorder.seconds,
+        "started": recorder.started,
+        "card": log.sampler.card if log.sampler is not None else None,
+        "samples": [dict(s) for s in log.samples],
     }
-    arrays = {
-        "event_sid": events["sid"].copy(), "event_delta": events["delta"].copy(), "event_code": events["code"].copy(),
-        "event_seconds": events["seconds"].copy(),
-        "op_code": ops["code"].copy(), "op_start": ops["start"].copy(), "op_seconds": ops["seconds"].copy(),
-        "op_flops": ops["flops"].copy(),
-        "storage_bytes": births["delta"].copy(), "storage_code": births["code"].copy(), "storage_category": category,
-        "storage_born": (births["code"] & FIRST_SEEN) == 0, "storage_name": name_of,
-    }
+    arrays = {f"event_{name}": events[name].copy() for name, _ in EVENT_COLUMNS}
+    arrays |= {f"op_{name}": ops[name].copy() for name, _ in OP_COLUMNS}
+    arrays |= {f"call_{name}": calls[name].copy() for name, _ in CALL_COLUMNS}
+    arrays |= {"storage_category": category, "storage_name": name_of}
     return Recording(header, arrays)

@@ -1,37 +1,42 @@
 """`Recorder`: wrap any PyTorch code and learn what it did with memory, operators and messages."""
 
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
 
 from . import _patches
-from ._code import PHASE_SHIFT
+from ._code import FIRST_SEEN, PHASE_SHIFT
 from ._labels import Watch
 from ._log import Log
 from ._mode import RecordingMode
 from ._read import read_log
+from ._samplers import cuda_sampler
 from .categories import CATEGORIES
+from .follow import Follower
 from .recording import Recording
 
 
 class Recorder:
     """Context manager that records the PyTorch code run inside it, in this thread and in threads started from it.
 
-    `watch`: modules, optimizers and tensors (one, a list, or a dict from name to those) whose bytes get categories.
-    `budget_bytes`: live bytes allowed; the operator that exceeds them raises `torch.OutOfMemoryError`.
+    `watch`: modules, optimizers and tensors (one, a list, or a dict from name to those) whose bytes get categories and
+    names; they are held weakly. `budget_bytes`: live bytes allowed; the operator that exceeds them raises
+    `torch.OutOfMemoryError`.
 
     Garbage cycles would make bytes depend on when Python's collector runs: it is off inside, and runs at every mark and
-    phase border.
+    phase border. (Cycles among objects older than the recorder are left to the collector's next run after it.)
     """
 
     def __init__(self, watch: object = None, budget_bytes: int | None = None) -> None:
-        self.watch = Watch(watch)
         self.log = Log(budget_bytes)
         self.marks: list[dict] = []
         self.phases: list[dict] = []
         self.phase_names = [""]
-        self.module_names = [""]
+        self.seconds = 0.0
+        self.started = 0.0  # time.time() at the start, to lay recordings of several processes beside each other
+        self._watch = Watch()
+        self._watch.add(watch)
         self._open: list[dict] = []
         self._mode: RecordingMode | None = None
         self._recording: Recording | None = None
@@ -39,17 +44,17 @@ class Recorder:
     def __enter__(self) -> "Recorder":
         if self._mode is not None:
             raise RuntimeError("a Recorder records once: make a new one")
-        self._mode = RecordingMode(self.log)
-        for key, name in self.watch.names().items():
-            self.module_names.append(name)
-            self.log.module_numbers[key] = len(self.module_names) - 1
+        log = self.log
+        self._mode = RecordingMode(log)
         _patches.install(self)
         try:
-            self.log.start = perf_counter()
+            log.sampler = cuda_sampler(log)
+            log.start, self.started = time.perf_counter(), time.time()
             self.scan()
+            if log.budget is not None and log.total > log.budget:
+                log.refuse(log.total, FIRST_SEEN, 0)
         except BaseException:
-            self.log.active = False
-            _patches.remove(self)
+            self._stop()
             raise
         _patches.modes().append(self._mode)
         self._mode.__enter__()
@@ -61,15 +66,35 @@ class Recorder:
         try:
             self.scan(collect=True)
         finally:
-            self.log.active = False
-            self.seconds = perf_counter() - self.log.start
-            _patches.remove(self)
+            self._stop()
+
+    def _stop(self) -> None:
+        self.seconds = self._now()
+        self.log.active = False
+        _patches.remove(self)
+
+    def watch(self, things: object) -> None:
+        """Watch more: what was made inside, say. Same forms as the constructor's `watch`."""
+        self._watch.add(things)
+        if self._mode is not None and self.log.active:
+            self.scan()
+
+    def watching(self, optimizer: object) -> bool:
+        """Whether an optimizer is watched."""
+        return any(ref() is optimizer for _, ref in self._watch.optimizers)
+
+    @property
+    def module_names(self) -> list[str]:
+        """Names of the watched modules, by the number in a row's code."""
+        return self._watch.module_names
 
     def scan(self, collect: bool = False) -> None:
-        """Give what is watched its categories; collect garbage first if asked to."""
+        """Give what is watched its categories now; collect garbage first if asked to."""
         if collect:
             gc.collect()
-        self.watch.scan(self.log)
+            if self.log.sampler is not None:
+                self.log.sampler.sample()
+        self._watch.scan(self.log)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -78,18 +103,22 @@ class Recorder:
         if name not in self.phase_names:
             self.phase_names.append(name)
         self.scan(collect=True)
-        entry = {"name": name, "start_s": self._now(), "first_event": log.event_count(), "first_op": log.op_count()}
-        entry |= {"end_s": None, "last_event": None, "last_op": None, "depth": len(self._open)}
+        entry = {
+            "name": name, "number": len(self.phases), "depth": len(self._open),
+            "start_s": self._now(), "first_event": log.event_count(), "first_op": log.op_count(),
+            "end_s": None, "last_event": None, "last_op": None,
+        }  # fmt: skip
         self.phases.append(entry)
         self._open.append(entry)
         self._set_context()
         try:
             yield
         finally:
+            log.in_optimizer = False  # an optimizer's step that raised has not said that it ended
             if log.active:
                 self.scan(collect=True)
-                entry |= {"end_s": self._now(), "last_event": log.event_count(), "last_op": log.op_count()}
-            self._open.remove(entry)
+                entry.update(last_event=log.event_count(), last_op=log.op_count(), end_s=self._now())
+            self._open.remove(entry)  # not always the last: generators may leave theirs out of order
             self._set_context()
 
     def mark(self, name: str) -> int:
@@ -98,10 +127,10 @@ class Recorder:
         self.marks.append({"name": name, "seconds": self._now(), "event": self.log.event_count()})
         return self.log.total
 
-    def live(self, cursor: int = 0) -> dict:
-        """The state now, for a display; cheap and safe from another thread.
+    def live(self) -> dict:
+        """The state now, for a display; a few microseconds, from any thread.
 
-        `cursor` is the "cursor" of the last answer; "points" are the changes since, as (seconds, live bytes) rows.
+        Keys: bytes, peak_bytes, by_category, phase, op (that allocated last), seconds, refusals (count).
         """
         log = self.log
         return {
@@ -109,8 +138,14 @@ class Recorder:
             "peak_bytes": log.peak,
             "by_category": dict(zip(CATEGORIES, log.by_category, strict=True)),
             "phase": self._open[-1]["name"] if self._open else "",
-            "seconds": self._now(),
+            "op": log.table.names[log.last_allocation],
+            "seconds": self._now() if log.active else self.seconds,
+            "refusals": len(log.refusals),
         }
+
+    def follow(self) -> Follower:
+        """A reader of what is new since its last poll, for a display in another thread."""
+        return Follower(self)
 
     def snapshot(self) -> Recording:
         """What has been recorded so far, as plain data."""
@@ -126,7 +161,7 @@ class Recorder:
         return self._recording
 
     def _now(self) -> float:
-        return perf_counter() - self.log.start
+        return time.perf_counter() - self.log.start
 
     def _set_context(self) -> None:
         name = self._open[-1]["name"] if self._open else ""
