@@ -7,16 +7,17 @@ from labkit.checks._verdict import Verdict
 
 
 def pack_candidate(check: Check, candidate: tuple[Any, ...]) -> bytes | Verdict:
-    """Cloudpickle bytes of the learner's function (a tuple of them where several are given), or a verdict that says why it cannot travel."""
-    from labkit.ranks import UnsendableError, pickle_function
+    """The learner's function pickled (a tuple of them where several are given), or a verdict that says why it cannot travel."""
+    from labkit.ranks import CargoError, cargo, travel
 
-    refused = None
     if not candidate or any(not callable(item) for item in candidate):
-        got = "nothing" if not candidate else f"a {type(next(i for i in candidate if not callable(i))).__name__}"
+        got = "nothing" if not candidate else f"a {type(next(item for item in candidate if not callable(item))).__name__}"
         refused = f"check({check.name!r}, ...) wants the function itself, and got {got}. Write its name without parentheses."
     else:
         try:
-            return pickle_function(candidate[0] if len(candidate) == 1 else candidate)
-        except UnsendableError as error:
+            for item in candidate:
+                cargo.pack(item, (), {})  # tells by name what is too large, or cannot leave this notebook
+            return travel.dumps(candidate[0] if len(candidate) == 1 else candidate)
+        except CargoError as error:
             refused = str(error)
     return Verdict(check.name, "error", 0.0, check.points, failed="runs", detail=refused)

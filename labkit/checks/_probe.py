@@ -13,10 +13,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
 from labkit.checks import _forbid, _wire
 from labkit.checks._core import Case, WrongResult, registered
+from labkit.ranks import travel
 
 MAX_TEXT = 4000
 _PATHS = sysconfig.get_paths()
@@ -65,7 +64,7 @@ def serve(payload: bytes, rank: int, world_size: int) -> bytes:
     tripped = _forbid.lay(check.forbids) if request["forbid"] else []
     observed: dict[str, Any] = {}
     try:
-        candidate = cloudpickle.loads(candidate_bytes)
+        candidate = travel.loads(candidate_bytes)
         gc.collect()
         reply["observation"], observed = check.probe(candidate, case).to_message()
         data = _wire.pack(reply | {"forbidden": tripped}, observed)

@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch.utils.checkpoint import checkpoint as imported_early
 
 from labkit.checks import MIME, Check, Criterion, Report, Verdict, run_check
+from labkit.ranks import travel
 from tests.labkit import toy_checks
 from tests.labkit.toy_checks import RANKS, TOY
 
@@ -21,7 +22,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def judge(candidate: Any, check: Check = TOY, **options: Any) -> Verdict:
-    return run_check(check, cloudpickle.dumps(candidate), **options)
+    return run_check(check, travel.dumps(candidate), **options)
 
 
 def test_right_answer_gets_full_points_and_one_quiet_line() -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 from labkit.checks import Verdict, get_check, run_check
+from labkit.ranks import travel
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def load() -> tuple[list[Wrong], list[Right]]:
 
 def examine(candidate: Any, check: str, *, forbid: bool = True, strict: bool = True) -> Verdict:
     """The verdict on a candidate, exam cases included."""
-    return run_check(get_check(check), cloudpickle.dumps(candidate), forbid=forbid, strict=strict)
+    return run_check(get_check(check), travel.dumps(candidate), forbid=forbid, strict=strict)
 
 
 def killed(item: Wrong, verdict: Verdict) -> bool:
