@@ -50,24 +50,31 @@ class Seat:
 
 def run_rank(seat: Seat) -> None:
     """The whole life of a rank process; never returns."""
+    status = 1
     try:
         _sit_down(seat)
         here = os.getpid()
         frames = _work(seat)
-        if os.getpid() != here:  # a process that the function forked and that returned from it as well
-            os._exit(0)
-        with suppress(Exception):
-            sys.stdout.flush()
-        with suppress(Exception):
-            sys.stderr.flush()
+        if os.getpid() == here:  # and not a process that the function forked and that returned from it as well
+            status = _hand_in(seat, frames)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _hand_in(seat: Seat, frames: list[bytes]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the function may have closed or replaced them
+            stream.flush()
+    try:
         for frame in frames:
             wire.write_all(seat.result_fd, frame)
         # Peers may still talk to this rank's sockets: it stays until all are done.
         os.read(seat.release_fd, 1)
     except OSError:
-        os._exit(NO_CHANNEL)
-    finally:
-        os._exit(0)
+        return NO_CHANNEL
+    return 0
 
 
 def _sit_down(seat: Seat) -> None:

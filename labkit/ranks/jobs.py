@@ -18,6 +18,7 @@ from labkit.ranks.errors import NestedRanksError, ServerError
 from labkit.ranks.sources import with_source
 
 START_S = 180.0  # importing torch from a cold, slow disk
+PATIENCE_S = 30.0  # over the job's own timeout, for collecting what the ranks leave
 _CODE = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from labkit.ranks.server import main; main({}, {})"
 
 
@@ -60,6 +61,7 @@ class _Server:
                 pass_fds=[theirs.fileno()], start_new_session=True, env=environment,
             )
         self.ready = False
+        self.starting = threading.Lock()
 
     def submit(self, job: socket.socket) -> None:
         socket.send_fds(self.control, [b"J"], [job.fileno()])
@@ -74,13 +76,14 @@ class _Server:
         return self.alive()
 
     def wait_ready(self) -> None:
-        if self.ready:
-            return
-        if not select.select([self.control], [], [], START_S)[0]:
-            raise ServerError(f"the process that starts ranks was not ready after {START_S:.0f} s")
-        if self.control.recv(1) != b"R":
-            raise ServerError("the process that starts ranks could not start:\n" + self.last_words())
-        self.ready = True
+        with self.starting:
+            if self.ready:
+                return
+            if not select.select([self.control], [], [], START_S)[0]:
+                raise ServerError(f"the process that starts ranks was not ready after {START_S:.0f} s")
+            if self.control.recv(1) != b"R":
+                raise ServerError("the process that starts ranks could not start:\n" + self.last_words())
+            self.ready = True
 
     def last_words(self) -> str:
         size = os.fstat(self.log.fileno()).st_size
@@ -163,33 +166,45 @@ def launch(
         "cwd": os.getcwd(),
         "path": [os.path.abspath(item or os.getcwd()) for item in sys.path],
     }
-    head = wire.frame(b"S", wire.dump_json(spec)) + wire.frame(b"P", b"")[:1] + len(payload).to_bytes(8, "little")
-    server = _current_server()
-    try:
-        return _converse(server, head, payload, world_size, max_result_bytes)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        if server.still_running():
-            # The server lives, so what died is the process that watches the ranks: killed from inside the job, or for lack of memory.
-            lost = "the process that watches the ranks was killed"
-            return [RankReport(rank, "protocol", detail=lost) for rank in range(world_size)]
-    server = _current_server()  # the old one had died (idle, killed): this job never began
-    try:
-        return _converse(server, head, payload, world_size, max_result_bytes)
-    except (EOFError, BrokenPipeError, ConnectionResetError) as lost:
-        raise ServerError("the process that starts ranks died:\n" + server.last_words()) from lost
+    for attempt in (1, 2):
+        server = _current_server()
+        try:
+            return _converse(server, spec, payload)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as lost:
+            if server.still_running():
+                # What died is the process that watches the ranks: killed from inside the job, or for lack of memory.
+                return _unreadable(world_size, "the process that watches the ranks was killed")
+            if attempt == 2:
+                raise ServerError("the process that starts ranks died:\n" + server.last_words()) from lost
+            # Else the server had died before (idle, killed), and this job never began.
+        except TimeoutError:
+            server.close()  # it ends whatever it has below it
+            return _unreadable(world_size, "the process that watches the ranks does not answer")
+        except (wire.WireError, ValueError, KeyError, TypeError) as garbled:
+            return _unreadable(world_size, f"the report cannot be read ({garbled})")
+    raise AssertionError("unreachable")
 
 
-def _converse(server: _Server, head: bytes, payload: bytes, world_size: int, max_result_bytes: int) -> list[RankReport]:
+def _unreadable(world_size: int, why: str) -> list[RankReport]:
+    return [RankReport(rank, "protocol", detail=why) for rank in range(world_size)]
+
+
+def _converse(server: _Server, spec: dict, payload: bytes) -> list[RankReport]:
     server.wait_ready()
     ours, theirs = socket.socketpair()
+    done = False
     try:
         with theirs:
             server.submit(theirs)
-        ours.sendall(head)
+        ours.sendall(wire.frame(b"S", wire.dump_json(spec)))
+        ours.sendall(wire.header(b"P", len(payload)))
         ours.sendall(payload)
-        return [_read_report(ours, rank, max_result_bytes) for rank in range(world_size)]
+        ours.settimeout(spec["timeout"] + PATIENCE_S)
+        reports = [_read_report(ours, rank, spec["max_result_bytes"]) for rank in range(spec["world_size"])]
+        done = True
+        return reports
     finally:
-        _hang_up(ours)
+        ours.close() if done else _hang_up(ours)
 
 
 def _hang_up(ours: socket.socket) -> None:

@@ -237,24 +237,24 @@ class Job:
     def end(self) -> None:
         """Nobody survives: ranks, their process groups, and whatever got away from those."""
         for rank in self.ranks:
-            if rank.exit is None:
+            if rank.pid and rank.exit is None:
                 rank.left_behind = system.command_names(system.descendants(rank.pid))
         for rank in self.ranks:
-            system.kill_group(rank.pid)
-        for rank in self.ranks:
-            if rank.exit is None:
-                with suppress(ChildProcessError):
-                    os.waitpid(rank.pid, 0)
+            # The number of a rank that has been reaped may belong to a stranger by now; on Linux what it left was adopted.
+            if rank.pid and (rank.exit is None or not HAS_PROC):
+                system.kill_group(rank.pid)
         system.end_all_children()
         for rank in self.ranks:
             rank.drain()
         if self.scratch:
             system.remove_tree(self.scratch)
 
-    def report(self) -> None:
+    def report(self, broken: str | None) -> None:
         judged = [judge_rank(rank, self.situation) for rank in self.ranks]
         excuse_victims([summary for summary, _ in judged])
         for rank, (summary, data) in zip(self.ranks, judged, strict=True):
+            if broken:
+                summary |= {"status": "protocol", "error": None, "detail": f"the ranks could not be run: {broken}"}
             for payload in (wire.dump_json(summary), data, rank.output.encode("utf-8", "replace")):
                 self.sock.sendall(wire.frame(b"R", payload))
 
@@ -270,10 +270,13 @@ def supervise(sock: socket.socket, server: int) -> None:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (4096 if hard == resource.RLIM_INFINITY else min(4096, hard), hard))
     job = Job(sock, wire.load_json(spec), payload)
+    present, broken = True, None
     try:
         job.start()
         present = job.watch()
+    except OSError as error:  # no more processes, descriptors or memory to be had
+        broken = str(error)
     finally:
         job.end()
     if present:
-        job.report()
+        job.report(broken)

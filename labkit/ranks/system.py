@@ -29,16 +29,15 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the direct children of ``pid``."""
-    if _LINUX:
-        try:
-            with open(f"/proc/{pid}/task/{pid}/children") as file:
-                return [int(word) for word in file.read().split()]
-        except FileNotFoundError:
-            return [child for child, parent in _process_table() if parent == pid]
-        except ValueError:
-            return []
-    return [child for child, parent in _process_table() if parent == pid]
+    """Process ids of the direct children of ``pid``, whichever of its threads forked them."""
+    if not _LINUX:
+        return [child for child, parent in _process_table() if parent == pid]
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError, ValueError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += [int(word) for word in file.read().split()]
+    return found
 
 
 def _process_table() -> list[tuple[int, int]]:

@@ -17,8 +17,12 @@ class WireError(Exception):
     """The other side sent something that is no frame, or too large a one."""
 
 
+def header(kind: bytes, length: int) -> bytes:
+    return HEADER.pack(kind, length)
+
+
 def frame(kind: bytes, payload: bytes) -> bytes:
-    return HEADER.pack(kind, len(payload)) + payload
+    return header(kind, len(payload)) + payload
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -1,0 +1,114 @@
+"""Four warm ranks that meet, all-reduce and return, against ``torch.multiprocessing.spawn`` and torchrunx.
+
+All contenders take turns in the same rounds. The peers run warm, too: modules compiled and in the page cache, after a first call that
+is not counted. torchrunx is installed by ``pip install torchrunx``; without it its row says so.
+"""
+
+import contextlib
+import importlib.util
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labkit.ranks import run_ranks
+
+RANKS = 4
+EXPECTED = [float(sum(range(RANKS)))] * RANKS
+ROUNDS = 2
+OURS_PER_ROUND = 7
+GOAL_S = 0.3
+GOAL_TIMES = 20.0
+
+
+def reduce() -> float:
+    """What every contender runs on each rank."""
+    total = torch.tensor(float(dist.get_rank()))
+    dist.all_reduce(total)
+    return total.item()
+
+
+def _ours() -> list[float]:
+    return run_ranks(reduce, RANKS).values
+
+
+def _spawned(rank: int, path: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{path}/meet", rank=rank, world_size=RANKS)
+    torch.save(reduce(), f"{path}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _spawn() -> list[float]:
+    with tempfile.TemporaryDirectory() as path:
+        torch.multiprocessing.spawn(_spawned, args=(path,), nprocs=RANKS)
+        return [torch.load(f"{path}/{rank}.pt") for rank in range(RANKS)]
+
+
+def _torchrunx() -> list[float]:
+    import torchrunx
+
+    launcher = torchrunx.Launcher(hostnames=["localhost"], workers_per_host=RANKS, backend="gloo")
+    with _quiet():
+        return launcher.run(reduce).results["localhost"]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torchrunx's agents write tracebacks to the terminal when they are told to end."""
+    kept = [os.dup(fd) for fd in (1, 2)]
+    with open(os.devnull, "w") as nowhere:
+        for fd in (1, 2):
+            os.dup2(nowhere.fileno(), fd)
+    try:
+        yield
+    finally:
+        for fd, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, fd)
+            os.close(copy)
+
+
+def _seconds(run: Callable[[], list[float]]) -> float:
+    start = time.perf_counter()
+    values = run()
+    seconds = time.perf_counter() - start
+    assert values == EXPECTED, values
+    return seconds
+
+
+def _against(peer: str, ours_s: float, peer_s: float) -> dict[str, Any]:
+    ratio = peer_s / ours_s
+    return {
+        "name": f"{RANKS} warm ranks, all-reduce, at least so many times faster than {peer}", "ours": ours_s, "peer": peer_s, "unit": "s",
+        "ratio": ratio, "goal": GOAL_TIMES, "met": ratio >= GOAL_TIMES,
+    }
+
+
+def rows() -> list[dict[str, Any]]:
+    """Seconds from the call to the values, medians over the rounds."""
+    peers = {"torch.multiprocessing.spawn": _spawn}
+    if importlib.util.find_spec("torchrunx"):
+        peers["torchrunx"] = _torchrunx
+    # torchrunx and spawn import this file by name in their processes.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    for run in (_ours, *peers.values()):
+        _seconds(run)
+    times: dict[str, list[float]] = {name: [] for name in ("ours", *peers)}
+    for _ in range(ROUNDS):
+        times["ours"] += [_seconds(_ours) for _ in range(OURS_PER_ROUND)]
+        for name, run in peers.items():
+            times[name].append(_seconds(run))
+    middle = {name: statistics.median(taken) for name, taken in times.items()}
+    ours_s = middle["ours"]
+    table = [_against(name, ours_s, middle[name]) for name in peers]
+    if "torchrunx" not in peers:
+        table.append(_against("torchrunx", ours_s, float("inf")) | {"peer": "not installed", "ratio": None, "met": None})
+    table.append({
+        "name": f"{RANKS} warm ranks, all-reduce, within {GOAL_S:g} s", "ours": ours_s, "peer": GOAL_S, "unit": "s",
+        "ratio": ours_s / GOAL_S, "goal": 1.0, "met": ours_s <= GOAL_S,
+    })
+    return table
