@@ -41,12 +41,12 @@ class RecordingMode(TorchDispatchMode):
         if facts.composite:  # under inference_mode these arrive whole; autograd would have split them before
             with self:
                 return facts.split(func, args, kwargs or {})
-        if not log.active:
+        if not log.active or facts.metadata:
             return func(*args, **kwargs) if kwargs else func(*args)
         code = facts.index | log.context | self.module
         if _graph_task() != -1:
             code |= IN_BACKWARD
-            if _grad_enabled() or self.module:
+            if (_grad_enabled() or self.module) and not facts.detaches:  # autograd detaches what it keeps
                 code |= self._recompute()
         start = perf_counter()
         out = func(*args, **kwargs) if kwargs else func(*args)

@@ -4,11 +4,22 @@ import threading
 
 import torch
 from torch._C import DispatchKey
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 # Their argument is new when it is unknown: `torch.tensor` hands its fresh tensor over, `set_` a fresh storage.
 _HAND_OVER = ("lift_fresh", "lift", "set_")
 _RESIZE = ("resize_", "resize_as_", "set_", "_resize_output_", "resize_storage_bytes_")
+# The registry leaves out attention on CPU, which would make a transformer's FLOPs depend on the machine.
+_CPU_ATTENTION = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": lambda q, k, v, *rest, out_val=None, **more: sdpa_flop_count(
+        q.shape, k.shape, v.shape
+    ),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": (
+        lambda grad, q, k, v, *rest, out_val=None, **more: sdpa_backward_flop_count(
+            grad.shape, q.shape, k.shape, v.shape
+        )
+    ),
+}
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 
@@ -16,7 +27,7 @@ class OpFacts:
     """Facts about one operator; `index` is its number in the table of names."""
 
     __slots__ = (
-        "index", "name", "arguments", "composite", "flop_formula", "flops",
+        "index", "name", "arguments", "metadata", "composite", "flop_formula", "flops",
         "allocates", "resizes", "hands_over", "detaches", "communicates",
     )  # fmt: skip
 
@@ -27,10 +38,11 @@ class OpFacts:
         packet = getattr(func, "overloadpacket", func)
         self.name = schema.name.replace("::", ".") if schema else str(func)
         self.arguments = tuple(a.name for a in schema.arguments) if schema else ()
-        self.flop_formula = flop_registry.get(packet)
+        self.flop_formula = flop_registry.get(packet) or _CPU_ATTENTION.get(self.name)
+        self.metadata = self.name.startswith("prim.")  # a fake tensor asked for its device, say
         # Only PyTorch's own C++ splits are used: a decomposition written in Python would change which kernels run.
         self.composite = (
-            schema is not None
+            self.name.startswith("aten.")
             and self.flop_formula is None
             and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
         )
@@ -41,7 +53,7 @@ class OpFacts:
         self.resizes = base in _RESIZE or any(a.kwarg_only for a in written)
         self.hands_over = base in _HAND_OVER
         self.detaches = base == "detach"
-        self.communicates = self.name.startswith(("c10d.", "_c10d_functional."))
+        self.communicates = self.name.startswith(("c10d.", "_c10d_functional.")) and "wrap" not in base
 
     def split(self, func: object, args: tuple, kwargs: dict) -> object:
         """Run a composite operator as the operators it is made of."""
