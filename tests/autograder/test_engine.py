@@ -58,7 +58,7 @@ def test_endless_deaf_noisy_and_asking_cells_end(tmp_path: Path) -> None:
         "x = 1\nopen('beside.txt').read()",
         "while True: pass",
         "x += 1\nx",
-        "while True:\n    try:\n        while True: pass\n    except BaseException:\n        pass",
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
         "x",
         "input('name? ')",
         "import sys, warnings\nwarnings.warn('careful')\nprint(1, file=sys.stderr)\n7",
@@ -70,7 +70,7 @@ def test_endless_deaf_noisy_and_asking_cells_end(tmp_path: Path) -> None:
     assert told[0] == "'here'"
     assert "CellTimeoutError" in told[1] or "KeyboardInterrupt" in told[1]
     assert told[2] == "2"
-    assert "CellTimeoutError" in told[3]
+    assert told[3] == "CellTimeoutError" and "did not answer an interrupt" in done.events[1]
     assert told[4] == "2"  # run again in a new kernel, the lost cells left out
     assert "StdinNotImplementedError" in told[5]
     assert told[6].endswith("7") and "careful" in told[6]
@@ -88,5 +88,5 @@ def test_a_notebook_has_a_limit_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_dies_each_time_is_given_up(tmp_path: Path) -> None:
-    done = run(tmp_path, *["import os\nos._exit(1)"] * 5, "1", max_restarts=2)
-    assert texts(done) == ["KernelDied"] * 3 + ["NotRun"] * 3
+    done = run(tmp_path, *["import os\nos._exit(1)"] * 3, "1", max_restarts=1)
+    assert texts(done) == ["KernelDied"] * 2 + ["NotRun"] * 2

@@ -1,4 +1,4 @@
-"""A batch: one submission's trouble is never another's, grades of people stay, and what was handed in stays as it was."""
+"""A batch: one submission's trouble is never another's, people's grades stay, and so does what was handed in."""
 
 from __future__ import annotations
 
