@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -42,18 +44,30 @@ class Executor(Protocol):
 
     def execute(self, notebook: NotebookNode, folder: Path) -> Execution: ...
 
+    def stop(self) -> None:
+        """End what is running, from another thread: the batch was interrupted."""
+
 
 class KernelExecutor:
     """Runs a notebook in a Jupyter kernel of this machine with the limits of the course's nbgrader_config.py."""
 
     def __init__(self, config: Config | None = None):
         self.config = config or Config()
+        self._running: set[ExecuteSubmission] = set()
 
     def execute(self, notebook: NotebookNode, folder: Path) -> Execution:
         """Execute a copy of `notebook` with `folder` as working directory."""
         step = ExecuteSubmission(config=self.config)
-        done, _ = step.preprocess(copy.deepcopy(notebook), {"metadata": {"path": str(folder)}})
+        self._running.add(step)
+        try:
+            done, _ = step.preprocess(copy.deepcopy(notebook), {"metadata": {"path": str(folder)}})
+        finally:
+            self._running.discard(step)
         return Execution(done, step.seconds, step.events)
+
+    def stop(self) -> None:
+        for step in list(self._running):
+            step.stop()
 
 
 class ExecuteSubmission(Execute):
@@ -89,6 +103,13 @@ class ExecuteSubmission(Execute):
             start = self._run_from(start)
             kernels += 1
         return self.nb, self.resources
+
+    def stop(self) -> None:
+        """Leave no time to what has not run and kill the kernel. For another thread than the one that executes."""
+        self._deadline = time.monotonic()
+        pid = getattr(getattr(self.km, "provisioner", None), "pid", None)
+        if pid:
+            os.kill(pid, signal.SIGKILL)
 
     def _cell_timeout(self, cell: NotebookNode) -> int:
         left = math.ceil(self._deadline - time.monotonic())

@@ -53,7 +53,8 @@ class Outcome:
         else:
             told += self.flags[:1]
         told += self.events[:1]
-        return f"{self.student:<20} {points:>12}  {self.seconds:5.1f} s  {'; '.join(told)}"
+        line = f"{self.student:<20} {points:>12}  {self.seconds:5.1f} s  {'; '.join(told)}"
+        return line.encode("utf-8", "replace").decode()  # a folder's name may hold any bytes
 
 
 @dataclass
@@ -99,6 +100,8 @@ def grade(
     if missing := sorted(set(students) - set(found)):
         raise LookupError(f"No submission of {lab} by {', '.join(missing)} in {folder}.")
     wanted = [student for student in found if not students or student in students]
+    if not wanted:
+        raise LookupError(f"No submissions of {lab} in {folder}: there is no STUDENT/{lab} below it.")
     reference = course.reference(lab)
     say(f"{lab}: {len(wanted)} submission{'s' if len(wanted) != 1 else ''} in {folder}")
     outcomes: list[Outcome] = []
@@ -119,6 +122,9 @@ def grade(
             outcomes.append(outcome)
             _keep(course, lab, outcome)
             say(f"  [{len(outcomes)}/{len(wanted)}] {outcome.line()}")
+    except KeyboardInterrupt:
+        executor.stop()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         outcomes.sort(key=lambda outcome: outcome.student)

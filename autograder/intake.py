@@ -49,7 +49,8 @@ def students_in(folder: Path, lab: str) -> list[str]:
         raise LookupError(
             f"There is no folder {folder}. Submitted notebooks lie in STUDENT/{lab}/{lab}.ipynb below it."
         )
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and (Path(entry) / lab).is_dir())
+    below = [Path(entry) / lab for entry in os.scandir(folder) if entry.is_dir()]
+    return sorted(path.parent.name for path in below if path.is_dir() and not path.is_symlink())
 
 
 def take_in(folder: Path, student: str, reference: Reference) -> Submission:

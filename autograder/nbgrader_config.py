@@ -53,7 +53,7 @@ c.Autograde.autograde_preprocessors = [
 ]
 c.GenerateFeedback.preprocessors = [GetGrades, ShowFeedback, CSSHTMLHeaderPreprocessor]
 
-c.Execute.timeout = 40  # seconds a cell; the longest honest one takes 20
+c.Execute.timeout = 60  # seconds a cell: the longest honest one takes 20, a check gives up after 30
 c.Execute.shutdown_kernel = "immediate"
 c.ExecuteSubmission.notebook_timeout = 900  # seconds a notebook
 

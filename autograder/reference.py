@@ -47,6 +47,7 @@ class Reference:
     name: str
     cells: tuple[ReferenceCell, ...]
     kernelspec: dict[str, Any]
+    prose: frozenset[str] = frozenset()  # sources of the text cells
 
     @property
     def max_points(self) -> float:
@@ -79,7 +80,8 @@ def make_reference(name: str, solution: NotebookNode) -> Reference:
                 check=check_name(full.source) if kind in ("check", "hidden") else None,
             )
         )
-    return Reference(name, tuple(cells), dict(solution.metadata.kernelspec))
+    prose = frozenset(cell.source.strip() for cell in solution.cells if kind_of(cell) == "text")
+    return Reference(name, tuple(cells), dict(solution.metadata.kernelspec), prose)
 
 
 def read_reference(path: Path) -> Reference:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 
 from nbformat.notebooknode import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from rapidfuzz import fuzz
 
 from autograder.reference import Reference, ReferenceCell
 
 DEFINES = re.compile(r"^(?:async\s+)?(?:def|class)\s+(\w+)|^(\w+)\s*=(?!=)", re.MULTILINE)
 CALLS = re.compile(r"""^check\(\s*(["'])([^"']+)\1""", re.MULTILINE)
-ALIKE = 0.6  # SequenceMatcher's ratio from which two cells say the same thing
+ALIKE = 0.6  # the share from which two cells say the same thing
+LOOKED_AT = 500  # cells, and characters of each times ten: matching ends soon, whatever was handed in
 
 
 @dataclass
@@ -107,7 +108,7 @@ def _by_words(
     """The free cell that defines the same names, names the same check, or says much the same."""
     names, check = _names(want.released), CALLS.findall(want.released)
     best: tuple[float, int] | None = None
-    for index in free:
+    for index in free[:LOOKED_AT]:
         cell = cells[index]
         if cell.cell_type != want.cell_type or not cell.source.strip():
             continue
@@ -129,27 +130,32 @@ def _by_words(
 def _by_place(
     want: ReferenceCell, cells: list[NotebookNode], free: list[int], places: dict[str, int], reference: Reference
 ) -> int | None:
-    """The one free code cell between the nearest neighbours found. Only for answers: nothing else is certain."""
-    if want.kind != "answer":
+    """The one free cell of its type between the nearest neighbours found. Only for what a learner writes."""
+    if want.kind not in ("answer", "reflection") or not places:
         return None
     order = [cell.key for cell in reference.cells]
     here = order.index(want.key)
-    above = max((places[key] for key in order[:here] if key in places), default=None)
-    below = min((places[key] for key in order[here + 1 :] if key in places), default=None)
-    if above is None or below is None:
-        return None
+    above = max((places[key] for key in order[:here] if key in places), default=-1)
+    below = min((places[key] for key in order[here + 1 :] if key in places), default=len(cells))
     fitting = [
-        i for i in free if above < i < below and cells[i].cell_type == want.cell_type and cells[i].source.strip()
+        index
+        for index in free
+        if above < index < below and cells[index].cell_type == want.cell_type and _is_written(cells[index], reference)
     ]
     return fitting[0] if len(fitting) == 1 else None
 
 
+def _is_written(cell: NotebookNode, reference: Reference) -> bool:
+    return bool(cell.source.strip()) and cell.source.strip() not in reference.prose
+
+
 def _alike(want: ReferenceCell, source: str) -> float:
-    """How much two cells say the same; of a reflection, how much of its question is still there above the answer."""
-    matcher = SequenceMatcher(None, want.released, source[:20_000], autojunk=False)
+    """How much two cells say the same; of a reflection, how many lines of its question still stand above the answer."""
     if want.kind != "reflection":
-        return matcher.ratio()
-    return sum(block.size for block in matcher.get_matching_blocks() if block.size >= 8) / max(1, len(want.released))
+        return fuzz.ratio(want.released[: 10 * LOOKED_AT], source[: 10 * LOOKED_AT]) / 100
+    asked = [line for line in map(str.strip, want.released.split("\n")[:-1]) if line]
+    kept = set(map(str.strip, source.split("\n")))
+    return sum(line in kept for line in asked) / max(1, len(asked))
 
 
 def _names(source: str) -> set[str]:

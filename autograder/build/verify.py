@@ -20,7 +20,7 @@ from autograder.repair import repair
 from autograder.steps import judge_notebook
 
 SLOW_S = 20  # nbgrader stops a cell at 30 by default
-COURSE_LIMITS = Config({"Execute": {"timeout": 40, "shutdown_kernel": "immediate"}})
+COURSE_LIMITS = Config({"Execute": {"timeout": 60, "shutdown_kernel": "immediate"}})
 
 
 def check(project: Project, names: Iterable[str] = (), *, quick: bool = False) -> tuple[list[str], list[str]]:

@@ -77,13 +77,13 @@ def test_endless_deaf_noisy_and_asking_cells_end(tmp_path: Path) -> None:
     assert len(told[7]) < 60_000 and "output cut" in told[7] and "8" in told[7]
     assert len(str(done.notebook.cells[8].outputs)) < 60_000
     assert told[9] == "9"
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < 90
 
 
 def test_a_notebook_has_a_limit_of_its_own(tmp_path: Path) -> None:
     started = time.monotonic()
     done = run(tmp_path, *["import time\ntime.sleep(60)"] * 8, timeout=3, notebook_timeout=5)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
     assert texts(done)[-1] == "NotRun" and "used up" in done.events[-1]
 
 

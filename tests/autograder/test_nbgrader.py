@@ -30,9 +30,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def course(project: Project) -> Course:
     course = lay_out(project, project.root / "build" / "course")
     work = solved()
-    cell_of(
-        work, "double"
-    ).source = "import sys, warnings\n\ndef double(x):\n    warnings.warn('careful')\n    print('!', file=sys.stderr)\n    return 2 * x"
+    cell_of(work, "double").source = """import sys, warnings
+
+def double(x):
+    warnings.warn('careful')
+    print('!', file=sys.stderr)
+    return 2 * x"""
     twin = copy.deepcopy(cell_of(work, "check-double"))
     twin.id = "twin"
     work.cells.append(twin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def no_metadata_and_no_ids(notebook: NotebookNode) -> None:
     notebook.metadata = NotebookNode(
         colab={"provenance": []}, kernelspec={"name": "python3", "display_name": "Python 3"}
     )
+
+
+def as_colab_with_answers_over_the_questions(notebook: NotebookNode) -> None:
+    cell_of(notebook, "reflection-1").source = "Mine is 6, because three is said twice."
+    cell_of(notebook, "double").source = "double = lambda x: x + x  # all my own"
+    notebook.cells.insert(0, new_markdown_cell("My notes"))
+    no_metadata_and_no_ids(notebook)
 
 
 def renamed(key: str) -> Callable[[NotebookNode], None]:
@@ -147,6 +155,10 @@ DAMAGES = {
     "prediction deleted": (delete("predict-double"), ["predict-double"]),
     "no nbgrader metadata": (no_nbgrader_metadata, []),
     "no metadata and no ids": (no_metadata_and_no_ids, ["lost its id"]),
+    "as Colab, answers over the questions": (
+        as_colab_with_answers_over_the_questions,
+        ["reflection-1: has lost its id"],
+    ),
     "answer renamed": (renamed("double"), ["double: has lost its id"]),
     "check renamed": (renamed("check-double"), ["check-double: has lost its id"]),
     "reflection renamed": (renamed("reflection-1"), ["reflection-1: has lost its id"]),
@@ -214,6 +226,16 @@ def test_the_written_copy_of_an_answer_is_the_answer() -> None:
     notebook.cells.insert(2, stub)
     points, flags, _ = grade(notebook)
     assert points == FULL and "reflection-1: 2 cells" in flags[0]
+
+
+def test_matching_a_huge_notebook_without_ids_ends_soon() -> None:
+    notebook = solved()
+    notebook.cells += [new_code_cell(f"x{i} = " + "1 + " * 5000 + "1") for i in range(1900)]
+    no_metadata_and_no_ids(notebook)
+    raw = read_notebook(json.dumps(notebook).encode())
+    started = time.monotonic()
+    assert repair(raw, REFERENCE).matched == 7
+    assert time.monotonic() - started < 10
 
 
 def test_pictures_in_a_written_answer_stay() -> None:

@@ -70,6 +70,9 @@ class InProcessExecutor:
                 cell.outputs = _run(cell.source, names)
         return Execution(done)
 
+    def stop(self) -> None:
+        """Nothing runs in another thread."""
+
 
 def _run(source: str, names: dict[str, object]) -> list[NotebookNode]:
     printed = io.StringIO()
