@@ -200,10 +200,10 @@ def weigh(value: Any, seen: set[int]) -> Weight:
     weight, pending, count = Weight(), [value], 0
     while pending and count < _MAX_OBJECTS:
         thing = pending.pop()
+        count += 1
         if id(thing) in seen or _by_reference(thing):
             continue
         seen.add(id(thing))
-        count += 1
         home = type(thing).__module__.partition(".")[0]
         if any(base.__module__.partition(".")[0] in _WIDGET_HOMES for base in type(thing).__mro__):
             weight.stays = f"{home} {type(thing).__name__}"

@@ -105,7 +105,7 @@ def _sit_down(seat: Seat) -> None:
         sys.modules["numpy"].random.seed()
     import torch
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // seat.world_size))
+    torch.set_num_threads(max(1, system.cores() // seat.world_size))
 
 
 def _work(seat: Seat) -> list[bytes]:

@@ -47,7 +47,6 @@ class _Notes:
         group_type.send = self._message(group_type.send, page.SEND, page.KINDS.index("send"))
         group_type.recv = self._message(group_type.recv, page.RECV, page.KINDS.index("recv"))
         group_type.recv_anysource = self._any_source(group_type.recv_anysource)
-        group_type.monitored_barrier = self._blocking(group_type.monitored_barrier, page.KINDS.index("monitored_barrier"))
         work_type.wait = self._wait(work_type.wait)
         new_group = self._new_group(dist.new_group)
         dist.new_group = distributed_c10d.new_group = new_group
@@ -97,19 +96,6 @@ class _Notes:
 
         return noted
 
-    def _blocking(self, original: Callable, kind: int) -> Callable:
-        @functools.wraps(original)
-        def noted(group, *args, **kwargs):
-            key, _ = self._group(group)
-            index = self.writer.post(page.COLLECTIVE, key, 0, 0)
-            at = self.writer.begin_wait(kind, key, page.ANY_PEER, 0, index)
-            try:
-                return original(group, *args, **kwargs)
-            finally:
-                self.writer.end_wait(at)
-
-        return noted
-
     def _new_group(self, original: Callable) -> Callable:
         """Making a group waits for its members; every rank of the job must call it, members or not."""
         kind, key = page.KINDS.index("new_group"), page.group_key("new_group")
@@ -134,6 +120,8 @@ class _Notes:
     def _wait(self, original: Callable) -> Callable:
         @functools.wraps(original)
         def noted(work, *args, **kwargs):
+            if args or kwargs:  # a wait with a timeout ends by itself
+                return original(work, *args, **kwargs)
             at = self.writer.begin_wait(*self.works.get(work, _UNKNOWN))
             try:
                 return original(work, *args, **kwargs)

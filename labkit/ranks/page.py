@@ -15,7 +15,7 @@ STARTING, RUNNING, FINISHED = 0, 1, 2
 SEND, RECV, COLLECTIVE = 1, 2, 3
 ANY_PEER = -1
 KINDS = (
-    "wait", "send", "recv", "recv from any rank", "barrier", "monitored_barrier", "all_reduce", "all_reduce_coalesced", "broadcast",
+    "wait", "send", "recv", "recv from any rank", "barrier", "all_reduce", "all_reduce_coalesced", "broadcast",
     "reduce", "all_gather", "all_gather_into_tensor", "all_gather_coalesced", "gather", "scatter", "reduce_scatter",
     "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all", "all_to_all_single", "new_group",
 )

@@ -41,7 +41,8 @@ class Rank:
         self.reader = wire.FrameReader(limits)
         self.head, self.tail, self.output_bytes = bytearray(), bytearray(), 0
         self.exit: int | None = None  # wait status
-        self.stopped: str | None = None  # why the supervisor ended it: timeout, deadlock, interrupted
+        self.stopped: str | None = None  # by the supervisor: timeout, deadlock, interrupted
+        self.why = ""  # the same in words
         self.stack = ""
         self.left_behind: list[str] = []
         self.ended = 0.0  # seconds since the job began
@@ -141,12 +142,12 @@ class Job:
                 return True
             now = time.monotonic()
             if now > deadline:
-                self._stop("timeout")
+                self._stop("timeout", f"not done after {self.spec['timeout']:g} s")
                 return True
             if self.first_failure is None and any(rank.failed for rank in self.ranks):
                 self.first_failure = now
             if self.first_failure is not None and now > self.first_failure + GRACE_S:
-                self._stop("interrupted")
+                self._interrupt()
                 return True
             if watcher is not None and now >= next_look:
                 next_look = now + TICK_S
@@ -158,7 +159,7 @@ class Job:
         done = {rank.number: "failed" if rank.failed else "finished" for rank in self.ranks if rank.finished}
         situation, quiet_s = watcher.look(done)
         if situation is not None and self.first_failure is not None:
-            self._stop("interrupted")
+            self._interrupt()
             return True
         if situation is not None and situation.proven:
             if quiet_s >= (QUIET_S if HAS_PROC else QUIET_BLIND_S):
@@ -215,11 +216,15 @@ class Job:
             if rank.finished and not rank.ended:
                 rank.ended = time.monotonic() - self.started
 
-    def _stop(self, why: str) -> None:
+    def _interrupt(self) -> None:
+        cause = min((rank for rank in self.ranks if rank.failed), key=lambda rank: rank.ended)
+        self._stop("interrupted", f"stopped because rank {cause.number} failed")
+
+    def _stop(self, status: str, why: str = "") -> None:
         """Mark the ranks that are still at work and ask each for its stack."""
         running = [rank for rank in self.ranks if not rank.finished]
         for rank in running:
-            rank.stopped = why
+            rank.stopped, rank.why = status, why
             rank.ended = time.monotonic() - self.started
             os.ftruncate(rank.dump.fileno(), 0)
             with suppress(ProcessLookupError):

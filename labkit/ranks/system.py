@@ -85,6 +85,11 @@ def describe_signal(number: int) -> str:
         return f"signal {number}"
 
 
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def command_names(pids: list[int]) -> list[str]:
     """A short name for each process, for people."""
     names = []

@@ -58,7 +58,7 @@ def _lost_peer(error: dict) -> bool:
 def _standing(rank: "Rank", situation: Situation | None) -> str:
     """Where a stopped rank stood: its own sentence first, then the others', then its stack."""
     stack = stacks.clean(rank.stack)
-    lines = []
+    lines = [rank.why] if rank.why else []
     if situation is not None:
         own = situation.sentences.get(rank.number)
         lines = [own] if own else []

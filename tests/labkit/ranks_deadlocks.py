@@ -130,6 +130,20 @@ def slow_peer(how: str, seconds: float):
     return dist.get_rank()
 
 
+def waits_with_a_timeout():
+    """Nothing will come, but the wait ends by itself, and the learner's code counts on that."""
+    import datetime
+
+    rank = dist.get_rank()
+    if rank == 0:
+        try:
+            dist.irecv(torch.ones(1), 1).wait(datetime.timedelta(seconds=1.2))
+        except RuntimeError:
+            return "gave up"
+    time.sleep(1.5)
+    return rank
+
+
 def slow_sender_thread():
     """The main thread waits, and so does the peer; what releases them comes from another thread, asleep for now."""
     import threading

@@ -54,6 +54,10 @@ def test_a_sleeping_thread_that_will_send_is_no_deadlock():
     assert run_ranks(programs.slow_sender_thread, 2).values == [0, 1]
 
 
+def test_a_wait_with_a_timeout_is_no_deadlock():
+    assert run_ranks(programs.waits_with_a_timeout, 2).values == ["gave up", 1]
+
+
 def test_messages_under_way_are_no_deadlock():
     assert run_ranks(programs.waits_on_an_earlier_message, 2).values == [8.0, 0.0]
 

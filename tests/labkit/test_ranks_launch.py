@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from labkit.ranks import NestedRanksError, jobs, launch, warm_up
+from labkit.ranks import NestedRanksError, jobs, launch, system, warm_up
 from tests.labkit import ranks_entries
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ranks need fork")
@@ -61,8 +61,7 @@ def test_sees_the_callers_present_environment_and_folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(os.path.dirname(os.path.dirname(os.path.dirname(ranks_entries.__file__))))
     monkeypatch.setenv("LABKIT_TEST", "now")
     one, two = run(ranks_entries.settings, 2)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert one.data.decode() == f"{tmp_path}|now|0|{max(1, cores // 2)}"
+    assert one.data.decode() == f"{tmp_path}|now|0|{max(1, system.cores() // 2)}"
     assert two.data.decode().split("|")[2] == "1"
     assert run(ranks_entries.settings, env={"LABKIT_TEST": "given"})[0].data.decode().split("|")[1] == "given"
 
@@ -142,7 +141,7 @@ def test_a_fork_that_returns_as_well_is_not_heard():
 
 def test_timeout_tells_the_stack_and_ends_the_stubborn():
     one, two = run(ranks_entries.stubborn, 2, timeout=0.7)
-    assert one.status == two.status == "timeout"
+    assert one.status == two.status == "timeout" and one.detail.startswith("not done after 0.7 s\nrank 0 stood at")
     assert "in stubborn" in one.detail and "time.sleep(1)" in one.detail and "labkit/ranks/" not in one.detail
     assert one.output == "begun\n"
     nothing_left()
@@ -179,6 +178,7 @@ def test_who_falls_with_a_peer_is_not_the_cause(how):
     reports = run(ranks_entries.rank_two_fails, 4, how, group=True)
     assert reports[2].status == {b"raise": "error", b"exit": "exit"}[how]
     assert [reports[rank].status for rank in (0, 1, 3)] == ["interrupted"] * 3
+    assert all("rank 2" in reports[rank].detail for rank in (0, 1, 3))
     assert reports[2].ended == min(report.ended for report in reports)
 
 
