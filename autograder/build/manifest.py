@@ -29,7 +29,7 @@ def make_manifest(lab: LabSource, release: NotebookNode) -> dict[str, Any]:
                 "grade_id": cell.metadata.nbgrader.grade_id,
                 "kind": kind,
                 "points": cell.metadata.nbgrader.get("points", 0),
-                "exercise": exercise,
+                "exercise": exercise or "",
                 "position": position,
                 "source": released.source,
             }

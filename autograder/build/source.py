@@ -18,7 +18,8 @@ FRONT_MATTER = {
     "needs": list,
 }  # fmt: skip
 KERNELSPEC = {"display_name": "Python 3", "language": "python", "name": "python3"}
-EXERCISE_HEADING = re.compile(r"^##+\s+(\d+\.\d+)\b", re.MULTILINE)
+HEADING = re.compile(r"^(#{1,2})\s+(?:(\d+\.\d+)\b)?", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)  # a comment in shown code is no heading
 
 
 class SourceError(ValueError):
@@ -50,11 +51,14 @@ def read_source(path: Path) -> LabSource:
 
 
 def exercise_numbers(notebook: NotebookNode) -> list[str | None]:
-    """Per cell, the number of the exercise it belongs to ("2.2"): that of the nearest heading `## 2.2 ...` above."""
+    """Per cell, the number of the exercise it belongs to: "2.2" below `## 2.2 ...`, until the next such heading.
+
+    A heading without a number (`## What frameworks call it`) ends the exercise above it.
+    """
     current, numbers = None, []
     for cell in notebook.cells:
-        if cell.cell_type == "markdown" and (found := EXERCISE_HEADING.findall(cell.source)):
-            current = found[-1]
+        if cell.cell_type == "markdown" and (found := HEADING.findall(FENCED.sub("", cell.source))):
+            current = found[-1][1] or None
         numbers.append(current)
     return numbers
 

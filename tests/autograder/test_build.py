@@ -85,7 +85,11 @@ def test_stubs(source: str, stub: str) -> None:
     from autograder.build.preprocessors import ClearExercises
 
     header = {"grade": False, "grade_id": "a", "locked": False, "schema_version": 3, "solution": True, "task": False}
-    cells = [new_markdown_cell("### 2.1 A"), new_markdown_cell("## 2.2 B\n\ntext"), new_code_cell(source)]
+    cells = [
+        new_markdown_cell("## 2.1 A"),
+        new_markdown_cell("## 2.2 B\n\n### Why\n\n```python\n# comment\n```"),
+        new_code_cell(source),
+    ]
     cells[-1].metadata["nbgrader"] = header
     notebook, _ = ClearExercises().preprocess(new_notebook(cells=cells), {})
     assert notebook.cells[-1].source == stub
@@ -127,6 +131,7 @@ FAULTS = {
     "another name": ('lab: "90"', 'lab: "91"', "says 91_tiny"),
     "solution in given code": ("SCALE = 2", "### BEGIN SOLUTION\nSCALE = 2\n### END SOLUTION", "only answers"),
     "no heading": ("# ## 90.1 Double\n", "# Double\n", "under no exercise"),
+    "heading without a number": ("# ## 90.2 Triple\n", "# ## Triple\n", "under no exercise"),
     "syntax": ("return SCALE * x", "return SCALE *", "not valid Python"),
 }
 
