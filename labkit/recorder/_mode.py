@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from math import prod
 from time import perf_counter
 
 import torch
@@ -48,6 +49,8 @@ class RecordingMode(TorchDispatchMode):
             code |= IN_BACKWARD
             if (_grad_enabled() or self.module) and not facts.detaches:  # autograd detaches what it keeps
                 code |= self._recompute()
+        if facts.grows and log.budget is not None:
+            _check_growth(log, *args)
         start = perf_counter()
         out = func(*args, **kwargs) if kwargs else func(*args)
         end = perf_counter()
@@ -58,7 +61,7 @@ class RecordingMode(TorchDispatchMode):
         # Inputs: note what is seen for the first time, and learn what the output is computed from.
         known = log.live
         inputs, needs_grad = 0, False
-        for arg in args if not kwargs else (*args, *kwargs.values()):
+        for arg in () if facts.lifts else args if not kwargs else (*args, *kwargs.values()):
             if isinstance(arg, _Tensor):
                 arg = (arg,)
             elif type(arg) is not list and type(arg) is not tuple:
@@ -70,10 +73,10 @@ class RecordingMode(TorchDispatchMode):
                     live = known.get(id(tensor.untyped_storage()))
                 except (RuntimeError, NotImplementedError):
                     for part in parts(tensor):
-                        self._see(part, code, facts.hands_over)
+                        self._see(part, code, facts.sets)
                     continue
                 if live is None or type(tensor) is _Parameter:
-                    live = self._see(tensor, code, facts.hands_over)
+                    live = self._see(tensor, code, facts.sets)
                 inputs |= 1 << live.category
                 needs_grad = needs_grad or tensor.requires_grad
 
@@ -100,14 +103,14 @@ class RecordingMode(TorchDispatchMode):
             log.sampler.at_operator(end)
         return out
 
-    def _see(self, tensor: torch.Tensor, code: int, hands_over: bool) -> Live:
+    def _see(self, tensor: torch.Tensor, code: int, is_new: bool) -> Live:
         """The live storage of a tensor that is unknown, or a `Parameter`."""
         log = self.log
         storage = tensor.untyped_storage()
         live = log.live.get(id(storage))
         if live is None:
             category = cat.PARAMETERS if type(tensor) is _Parameter else cat.OTHER
-            return log.birth(storage, code if hands_over else code | FIRST_SEEN, category)
+            return log.birth(storage, code if is_new else code | FIRST_SEEN, category)
         if live.category != cat.PARAMETERS and type(tensor) is _Parameter:
             log.label(live, cat.PARAMETERS, log.param_names.get(id(tensor), ""))
         return live
@@ -115,7 +118,7 @@ class RecordingMode(TorchDispatchMode):
     def _category(self, code: int, inputs: int, needs_grad: bool) -> int:
         """What an operator's new output is, for people; the rules are in the package's docstring."""
         if code & IN_BACKWARD and not code & RECOMPUTE:
-            return cat.GRADIENTS if type(_node()).__name__ == "AccumulateGrad" else cat.OTHER
+            return cat.GRADIENTS if type(_node()).__name__ == "AccumulateGrad" and _from_engine() else cat.OTHER
         if self.log.in_optimizer:
             return cat.OTHER
         if _grad_enabled():
@@ -152,6 +155,27 @@ _STATES = 1 << cat.GRADIENTS | 1 << cat.OPTIMIZER_STATE
 
 # Set after the class is made, because __init_subclass__ would wrap it for torch.compile, at a microsecond per call.
 RecordingMode.__torch_dispatch__ = RecordingMode.dispatch
+
+
+# torch.compile must not look into what runs here: said once for the code, where its decorator costs at every call.
+_eval_frame = torch._C._dynamo.eval_frame
+if hasattr(_eval_frame, "set_code_exec_strategy"):
+    _skip = _eval_frame._FrameAction.SKIP
+    _eval_frame.set_code_exec_strategy(RecordingMode.dispatch.__code__, _eval_frame._FrameExecStrategy(_skip, _skip))
+
+
+def _from_engine() -> bool:
+    """Whether autograd itself, and no Python hook, called the operator that is running."""
+    try:
+        return sys._getframe(3).f_code.co_name == "_engine_run_backward"
+    except ValueError:  # a backward thread of PyTorch's own has no frames below
+        return True
+
+
+def _check_growth(log: Log, tensor: torch.Tensor, size: list[int], *rest: object) -> None:
+    """Refuse `Tensor.resize_` over the budget before it happens: it cannot be taken back."""
+    end = tensor.storage_offset() + prod(size) if 0 not in size else 0
+    log.check_growth(tensor.untyped_storage(), end * tensor.element_size())
 
 
 def _unwraps_itself(types: tuple) -> bool:

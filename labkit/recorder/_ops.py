@@ -6,8 +6,6 @@ import torch
 from torch._C import DispatchKey
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-# Their argument is new when it is unknown: `torch.tensor` hands its fresh tensor over, `set_` a fresh storage.
-_HAND_OVER = ("lift_fresh", "lift", "set_")
 _RESIZE = ("resize_", "resize_as_", "set_", "_resize_output_", "resize_storage_bytes_")
 # The registry leaves out attention on CPU, which would make a transformer's FLOPs depend on the machine.
 _CPU_ATTENTION = {
@@ -28,7 +26,7 @@ class OpFacts:
 
     __slots__ = (
         "index", "name", "arguments", "metadata", "composite", "flop_formula", "flops",
-        "allocates", "resizes", "hands_over", "detaches", "communicates",
+        "lifts", "allocates", "sets", "grows", "resizes", "detaches", "communicates",
     )  # fmt: skip
 
     def __init__(self, func: object, index: int) -> None:
@@ -49,9 +47,12 @@ class OpFacts:
         base = self.name.rpartition(".")[2]
         written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write] if schema else []
         # A return that aliases an argument is a view or the argument itself, so nothing new.
-        self.allocates = schema is None or any(r.alias_info is None for r in schema.returns)
+        # But `torch.tensor` fills its tensor unseen, and then lifts it.
+        self.lifts = base in ("lift", "lift_fresh")
+        self.allocates = schema is None or self.lifts or any(r.alias_info is None for r in schema.returns)
         self.resizes = base in _RESIZE or any(a.kwarg_only for a in written)
-        self.hands_over = base in _HAND_OVER
+        self.sets = base == "set_"  # an unknown storage that it is given is a new one
+        self.grows = base == "resize_"
         self.detaches = base == "detach"
         self.communicates = self.name.startswith(("c10d.", "_c10d_functional.")) and "wrap" not in base
 
