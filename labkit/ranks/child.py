@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from labkit.ranks import page, system, wire
 from labkit.ranks.stacks import is_plumbing
 
-DUMP_SIGNAL = signal.SIGUSR1
+# Asks a rank for its stack. Not one that a learner's code is likely to use, where there is a choice.
+DUMP_SIGNAL = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR1
 NO_CHANNEL = 117
 TEXT_LIMIT = 20_000
 current: int | None = None  # this process's rank, where it is one

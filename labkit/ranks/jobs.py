@@ -173,7 +173,7 @@ def launch(
         except (EOFError, BrokenPipeError, ConnectionResetError) as lost:
             if server.still_running():
                 # What died is the process that watches the ranks: killed from inside the job, or for lack of memory.
-                return _unreadable(world_size, "the process that watches the ranks was killed")
+                return _unreadable(world_size, "the process that watches the ranks ended before its report")
             if attempt == 2:
                 raise ServerError("the process that starts ranks died:\n" + server.last_words()) from lost
             # Else the server had died before (idle, killed), and this job never began.

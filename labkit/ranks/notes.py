@@ -72,12 +72,16 @@ class _Notes:
         return noted
 
     def _message(self, original: Callable, direction: int, kind: int) -> Callable:
+        named = ("dstRank", "srcRank")
+
         @functools.wraps(original)
-        def noted(group, tensors, peer, tag=0):
+        def noted(group, tensors, *args, **kwargs):
             key, members = self._group(group)
+            peer = args[0] if args else next((kwargs[name] for name in named if name in kwargs), page.ANY_PEER)
             other = members[peer] if 0 <= peer < len(members) else page.ANY_PEER
+            tag = args[1] if len(args) > 1 else kwargs.get("tag", 0)
             index = self.writer.post(direction, key, other, tag)
-            work = original(group, tensors, peer, tag)
+            work = original(group, tensors, *args, **kwargs)
             self._remember(work, (kind, key, other, tag, index))
             return work
 
@@ -87,7 +91,7 @@ class _Notes:
         kind = page.KINDS.index("recv from any rank")
 
         @functools.wraps(original)
-        def noted(group, tensors, tag=0):
+        def noted(group, tensors, tag):
             key, _ = self._group(group)
             index = self.writer.post(page.RECV, key, page.ANY_PEER, tag)
             work = original(group, tensors, tag)

@@ -72,7 +72,8 @@ def _failure(reports: list[RankReport], timeout: float) -> BaseException:
     if not failed:
         late = [report for report in reports if report.status == "timeout"]
         return RankTimeout(_all_stand(f"{_ranks(late)} not done after {timeout:g} s:", late, reports))
-    cause = min(failed, key=lambda report: report.ended)
+    # A death is seen a moment after the errors that it causes in others.
+    cause = min(failed, key=lambda report: report.ended - (0.1 if report.error is None else 0.0))
     error = _own_exception(cause) or RankError(_ending(cause))
     if cause.error is not None and cause.error["type"] not in _OURS:  # those say it all in their message
         error.add_note(f"On rank {cause.rank} of {len(reports)}:\n{cause.error['traceback'].rstrip()}")

@@ -31,7 +31,7 @@ class Rank:
 
     def __init__(self, number: int, max_result_bytes: int) -> None:
         self.number = number
-        self.pid = 0
+        self.pid, self.forked = 0, False
         self.dump = tempfile.TemporaryFile()
         fcntl.fcntl(self.dump.fileno(), fcntl.F_SETFL, os.O_APPEND)  # it is emptied between two stacks
         self.out_fd, self.out_write = os.pipe()
@@ -50,6 +50,11 @@ class Rank:
     def close_rank_side(self) -> None:
         for fd in (self.out_write, self.result_write, self.release_read):
             os.close(fd)
+        self.forked = True
+
+    def open_on_the_rank_side(self) -> list[int]:
+        """Descriptors that no other rank may keep."""
+        return [self.dump.fileno(), *([] if self.forked else [self.out_write, self.result_write, self.release_read])]
 
     def add_output(self, data: bytes) -> None:
         self.output_bytes += len(data)
@@ -79,13 +84,16 @@ class Rank:
         """Take what is left in the pipes, without waiting for writers that a grandchild may hold open."""
         for fd, take in ((self.result_fd, self.reader.feed), (self.out_fd, self.add_output)):
             with suppress(BlockingIOError):
-                while data := os.read(fd, 1 << 20):
+                for _ in range(64):  # a process that the rank left may write for ever
+                    data = os.read(fd, 1 << 20)
+                    if not data:
+                        break
                     take(data)
 
 
 class Job:
-    def __init__(self, sock: socket.socket, spec: dict, payload: bytearray) -> None:
-        self.sock, self.spec, self.payload = sock, spec, bytes(payload)
+    def __init__(self, sock: socket.socket, server: int, spec: dict, payload: bytearray) -> None:
+        self.sock, self.server, self.spec, self.payload = sock, server, spec, bytes(payload)
         self.started = time.monotonic()
         self.ranks = [Rank(number, spec["max_result_bytes"]) for number in range(spec["world_size"])]
         self.scratch = tempfile.mkdtemp(prefix="labkit-ranks-") if spec["init_process_group"] else None
@@ -105,11 +113,9 @@ class Job:
         for rank in self.ranks:
             rank.pid = os.fork()
             if rank.pid == 0:
-                others = [fd for other in self.ranks if other.number > rank.number
-                          for fd in (other.out_write, other.result_write, other.release_read, other.dump.fileno())]
-                earlier = [other.dump.fileno() for other in self.ranks if other.number < rank.number]
+                others = [fd for other in self.ranks if other is not rank for fd in other.open_on_the_rank_side()]
                 child.run_rank(child.Seat(
-                    number=rank.number, world_size=len(self.ranks), supervisor=supervisor, close=private + others + earlier,
+                    number=rank.number, world_size=len(self.ranks), supervisor=supervisor, close=private + others,
                     out_fd=rank.out_write, result_fd=rank.result_write, release_fd=rank.release_read,
                     dump_fd=rank.dump.fileno(), scratch=self.scratch, memory=self.memory, spec=self.spec,
                     payload=self.payload))
@@ -126,7 +132,6 @@ class Job:
         for rank in self.ranks:
             selector.register(rank.out_fd, selectors.EVENT_READ, rank.add_output)
             selector.register(rank.result_fd, selectors.EVENT_READ, rank.reader.feed)
-        parent = os.getppid()
         watcher = Watch(self.memory, [rank.pid for rank in self.ranks]) if self.memory else None
         next_look = self.started + TICK_S
         while True:
@@ -134,7 +139,7 @@ class Job:
                 if key.data == "caller":
                     return False
                 self._read(selector, key)
-            if os.getppid() != parent:
+            if os.getppid() != self.server:
                 return False
             self._reap()
             self._note_ends()
@@ -268,13 +273,13 @@ def supervise(sock: socket.socket, server: int) -> None:
     """Serve one job on ``sock``; returns when no process of it is left."""
     os.setsid()
     system.adopt_orphans()
-    kind, spec = wire.read_frame(sock, SPEC_BYTES)
+    _, spec = wire.read_frame(sock, SPEC_BYTES)
     _, payload = wire.read_frame(sock, PAYLOAD_BYTES)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4096 and (hard == resource.RLIM_INFINITY or hard > soft):
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (4096 if hard == resource.RLIM_INFINITY else min(4096, hard), hard))
-    job = Job(sock, wire.load_json(spec), payload)
+    job = Job(sock, server, wire.load_json(spec), payload)
     present, broken = True, None
     try:
         job.start()
