@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return {"build": _build, "check": _check, "course": _course, "grade": _grade}[options.command](project, options)
     except (LookupError, RuntimeError) as error:
-        print(f"error: {error.args[0] if error.args else error!r}", file=sys.stderr)
+        print(f"error: {error.args[0] if error.args else type(error).__name__}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nInterrupted. What was graded is kept.", file=sys.stderr)

@@ -40,7 +40,8 @@ def record(course: Course, lab: str, student: str, notebook: NotebookNode, times
 def record_nothing(course: Course, lab: str, student: str, timestamp: datetime.datetime | None) -> None:
     """An empty submission: every cell scores 0, no notebook is left from an earlier one."""
     _enrol(course, lab, student, timestamp)
-    shutil.rmtree(autograded(course, lab, student).parent, ignore_errors=True)
+    for left in (autograded(course, lab, student), feedback_page(course, lab, student)):
+        shutil.rmtree(left.parent, ignore_errors=True)
     with course.gradebook() as gradebook:
         for grade in gradebook.find_submission_notebook(lab, lab, student).grades:
             grade.auto_score = 0.0

@@ -23,6 +23,9 @@ from autograder.judge import Judge, Score, VerdictJudge
 from autograder.reference import Reference, read_reference
 from autograder.repair import repair
 
+# A page has no kernel to talk to: what stands beside these in an output (a table, a picture) is shown instead.
+LIVE = ("application/vnd.jupyter.widget-view+json", "application/javascript")
+
 Result = tuple[NotebookNode, ResourcesDict]
 
 
@@ -69,6 +72,9 @@ class ShowFeedback(NbGraderPreprocessor):
 
     def preprocess(self, nb: NotebookNode, resources: ResourcesDict) -> Result:
         for cell in nb.cells:
+            for output in cell.get("outputs", []):
+                for kind in LIVE:
+                    output.get("data", {}).pop(kind, None)
             if HIDDEN_BEGIN in cell.source:
                 cell.source = "\n".join(split_regions(cell.source, HIDDEN_BEGIN, HIDDEN_END)[0])
                 for output in cell.outputs:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from nbformat.notebooknode import NotebookNode
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from autograder import cli, gradebook
 from autograder.course import Course, CourseError, lay_out
@@ -16,6 +17,7 @@ from autograder.engine import Execution
 from autograder.export import csv_path, harmless
 from autograder.grade import Outcome, grade
 from autograder.judge import VerdictJudge
+from autograder.steps import ShowFeedback
 from tests.autograder.tiny import LAB, InProcessExecutor, cell_of, hand_in, make_project, solved, tiny_lab
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # nbgrader's own
@@ -138,6 +140,14 @@ def test_flags_of_a_submission_stand_on_its_page(course: Course, inbox: Path) ->
     assert outcome.points == 8
     page = gradebook.feedback_page(course, LAB, "editor").read_text()
     assert "the check was edited; the released one was used" in page
+
+
+def test_a_widget_gives_way_to_its_picture_on_a_page() -> None:
+    picture = {"image/png": "aGVsbG8=", "text/plain": "LiveMemory"}
+    live = {"application/vnd.jupyter.widget-view+json": {"model_id": "x"}, "application/javascript": "alert(1)"}
+    shown = new_code_cell("live", outputs=[new_output("display_data", data=live | picture)])
+    notebook, _ = ShowFeedback().preprocess(new_notebook(cells=[shown]), {})
+    assert notebook.cells[1].outputs[0].data == picture
 
 
 def test_a_changed_lab_with_grades_is_refused_and_told(tmp_path: Path) -> None:
