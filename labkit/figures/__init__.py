@@ -1,7 +1,8 @@
 """Still pictures, drawn by matplotlib from Recordings and nothing else.
 
-Every function returns a `Picture`: a matplotlib Figure that also says in words what it shows (`picture.alt`). As the last value of a cell
-it leaves the PNG and those words in the notebook. Matplotlib is imported when the first picture is asked for.
+Every function returns a `Picture`: a matplotlib Figure that also says in words what it shows (`picture.alt`). As the
+last value of a cell it leaves the PNG and those words in the notebook. Matplotlib is imported when the first picture is
+asked for.
 """
 
 from importlib import import_module

@@ -83,12 +83,12 @@ def buffer_steps(steps: Sequence[Any], buffers: Sequence[Any], at: int) -> Pictu
     axes.tick_params(length=0)
     step = steps[at]
     held = [number for number in alive if number]
-    count = f"{len(held)} buffer{'s' * (len(held) != 1)} beside the input, {human_bytes(sum(buffers[n].bytes for n in held))}"
-    axes.set_title(
-        f"Layer {at + 1} reads {_names(step.reads)} (R), writes {_names(step.writes)} (W): {count}", color=INK, pad=8
-    )
+    bytes_held = human_bytes(sum(buffers[number].bytes for number in held))
+    count = f"{len(held)} buffer{'s' * (len(held) != 1)} beside the input, {bytes_held}"
+    reads, writes = _names(step.reads), _names(step.writes)
+    axes.set_title(f"Layer {at + 1} reads {reads} (R), writes {writes} (W): {count}", color=INK, pad=8)
     picture.alt = (
-        f"Layer {at + 1} of {len(steps)} ({', '.join(step.ops)}) reads {_names(step.reads)} and writes {_names(step.writes)}. "
+        f"Layer {at + 1} of {len(steps)} ({', '.join(step.ops)}) reads {reads} and writes {writes}. "
         f"Alive: {count}; {len(shown) - 1} made so far."
     )
     return picture

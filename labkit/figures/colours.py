@@ -1,6 +1,7 @@
 """One colour per category, the same in every picture, live or still: Okabe and Ito's palette (jfly.uni-koeln.de/color).
 
-Told apart with red-, green- and blue-blind eyes, on white and on black; `tests/labkit/test_figures_colours.py` measures it.
+Told apart with red-, green- and blue-blind eyes, on white and on black; `tests/labkit/test_figures_colours.py` measures
+it.
 """
 
 from __future__ import annotations

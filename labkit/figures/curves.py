@@ -103,7 +103,8 @@ def describe_u_curve(peaks: Mapping[int, float], x_label: str, baseline_bytes: f
 def u_curve_and_memory(
     recordings: Mapping[int, Any], choice: int, *, x_label: str = "segments", baseline: Any = None, title: str = ""
 ) -> Picture:
-    """Two panels for an interactive view: the U-curve with `choice` ringed, and the memory over time of that choice's recording.
+    """Two panels for an interactive view: the U-curve with `choice` ringed, and the memory over time of that choice's
+    recording.
 
     recordings : choice -> Recording, all made already; baseline : Recording of the plain run
     """

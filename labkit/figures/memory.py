@@ -12,7 +12,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from labkit.figures.colours import BASELINE, COLOURS, LINES, PHASES, STACK
 from labkit.figures.picture import INK, Picture, new_picture, quiet_legend, styled
-from labkit.figures.readers import describe, phases_of, thinned
+from labkit.figures.readers import card_samples, describe, phase_at, phases_of, thinned
 from labkit.figures.units import byte_unit, human_bytes, human_seconds, time_unit
 
 _HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5}
@@ -36,7 +36,8 @@ def draw_memory(axes: Axes, recording: Any, budget_bytes: int | None = None, top
     seconds, by_category = thinned(recording)
     total = sum(by_category.values(), np.zeros(len(seconds)))
     peak = float(total.max(initial=0.0))
-    top = top or max(peak, budget_bytes or 0) * 1.22 or 1.0
+    card = card_samples(recording.header["samples"])
+    top = top or max([peak, budget_bytes or 0, *(reserved for _, _, reserved in card)]) * 1.22 or 1.0
     (b_name, b_size), (s_name, s_size) = byte_unit(top), time_unit(float(seconds[-1]) if len(seconds) else 1.0)
     times, floor = seconds / s_size, np.zeros(len(seconds))
     for category in STACK:
@@ -50,23 +51,31 @@ def draw_memory(axes: Axes, recording: Any, budget_bytes: int | None = None, top
         axes.step(times, ceiling / b_size, where="post", color="white", lw=0.5)
         floor = ceiling
     axes.step(times, total / b_size, where="post", color=INK, lw=0.8)
+    for name, column, style in (("allocated", 1, "-"), ("reserved", 2, ":")):
+        if card:
+            heights = [sample[column] / b_size for sample in card]
+            axes.plot([sample[0] / s_size for sample in card], heights, style, color=INK, lw=1.1, label=f"card: {name}")
     end = float(times[-1]) if len(times) else 1.0
     axes.set(xlim=(0, end or 1.0), ylim=(0, top / b_size), xlabel=f"time ({s_name})", ylabel=f"live memory ({b_name})")
     if len(times):
-        _mark_peak(axes, float(times[total.argmax()]), peak, b_size, end)
+        at = float(seconds[total.argmax()])
+        phase = phase_at(phases_of(recording), at)
+        label = f"peak {human_bytes(peak)}{f' · {phase}' if phase else ''}"
+        _mark_peak(axes, at / s_size, peak / b_size, label, end)
     if budget_bytes:
-        _limit(axes, budget_bytes / b_size, f"budget {human_bytes(budget_bytes)}")
+        late_peak = len(times) > 0 and float(times[total.argmax()]) > 0.6 * end
+        _limit(axes, budget_bytes / b_size, f"budget {human_bytes(budget_bytes)}", at_left=late_peak)
     _phase_strip(axes, phases_of(recording, 60), s_size, end)
     if axes.collections:
         quiet_legend(axes, ncols=len(STACK))
 
 
-def _mark_peak(axes: Axes, time: float, peak: float, unit: float, end: float) -> None:
-    axes.plot([time], [peak / unit], marker="v", color=INK, ms=6, mec="white", mew=0.8, zorder=6, clip_on=False)
-    right = time > 0.75 * end
+def _mark_peak(axes: Axes, time: float, height: float, label: str, end: float) -> None:
+    axes.plot([time], [height], marker="v", color=INK, ms=6, mec="white", mew=0.8, zorder=6, clip_on=False)
+    right = time > 0.7 * end
     axes.annotate(
-        f"peak {human_bytes(peak)}",
-        (time, peak / unit),
+        label,
+        (time, height),
         (-8 if right else 8, 5),
         textcoords="offset points",
         ha="right" if right else "left",
@@ -76,16 +85,16 @@ def _mark_peak(axes: Axes, time: float, peak: float, unit: float, end: float) ->
     )
 
 
-def _limit(axes: Axes, height: float, text: str) -> None:
+def _limit(axes: Axes, height: float, text: str, at_left: bool = False) -> None:
     axes.axhline(height, color="#b00020", lw=1.1, ls=(0, (5, 3)), zorder=5)
     place = blended_transform_factory(axes.transAxes, axes.transData)
     axes.text(
-        0.995,
+        0.005 if at_left else 0.995,
         height,
         text,
         transform=place,
         color="#b00020",
-        ha="right",
+        ha="left" if at_left else "right",
         va="bottom",
         fontsize=8.5,
         bbox=_HALO,
@@ -117,7 +126,8 @@ def compare_memory(
     budget_bytes: int | None = None,
     born: bool = False,
 ) -> Picture:
-    """Total live bytes of several recordings over time, each from its own start; `baseline` names the one drawn in grey.
+    """Total live bytes of several recordings over time, each from its own start; `baseline` names the one drawn in
+    grey.
 
     recordings : name -> Recording. born : count only what was allocated inside each recording.
     """

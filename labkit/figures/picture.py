@@ -94,14 +94,18 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 def new_picture(width: float = 8.4, height: float = 3.5, **grid: Any) -> tuple[Picture, Any]:
-    """An empty picture in the course's style, and its axes (as `Figure.subplots`), for a `styled` function. Sizes in inches of 96 pixels."""
+    """An empty picture in the course's style, and its axes (as `Figure.subplots`), for a `styled` function. Sizes in
+    inches of 96 pixels.
+    """
     picture = Picture(figsize=(width, height), layout="constrained")
     axes = picture.subplots(**grid)
     return picture, axes
 
 
 def stamped(png: bytes, stamp: str) -> bytes:
-    """`png` with a text chunk `labkit\\0STAMP` right after its header, where a page finds it without decoding the image."""
+    """`png` with a text chunk `labkit\\0STAMP` right after its header, where a page finds it without decoding the
+    image.
+    """
     if not stamp:
         return png
     body = b"tEXt" + b"labkit\0" + stamp.encode("latin-1")

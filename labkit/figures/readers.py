@@ -47,8 +47,22 @@ def describe(recording: Any, title: str = "", budget_bytes: int | None = None) -
     made = ", ".join(f"{name} {human_bytes(count)}" for count, name in parts if count)
     words = (
         f"{title or 'Live memory'}: peak {human_bytes(float(total[at]))}{f' in {phase}' if phase else ''}, "
-        f"{human_seconds(float(seconds[at]))} into {human_seconds(float(seconds[-1]))} ({made}); {human_bytes(float(total[-1]))} at the end."
+        f"{human_seconds(float(seconds[at]))} into {human_seconds(float(seconds[-1]))} ({made}); "
+        f"{human_bytes(float(total[-1]))} at the end. Most of the peak: {recording.alive_summary('peak')}."
     )
     if budget_bytes:
         words += f" Budget {human_bytes(budget_bytes)}."
+    if recording.refusals:
+        last = recording.refusals[-1]
+        op, wanted = last["op"].removeprefix("aten."), human_bytes(last["wanted_bytes"])
+        words += f" The budget refused {op} {wanted} more, with {human_bytes(last['live_bytes'])} alive."
     return words
+
+
+def card_samples(samples: list[dict], most: int = 300) -> list[tuple[float, int, int]]:
+    """(seconds, allocated bytes, reserved bytes) of a CUDA card's allocator, at most about `most`, the highest kept."""
+    if not samples:
+        return []
+    rows = np.array([(sample["seconds"], sample["allocated"], sample["reserved"]) for sample in list(samples)])
+    chosen = keep(rows[:, 0], rows[:, 1], most // 3)
+    return [(float(s), int(a), int(r)) for s, a, r in rows[chosen]]

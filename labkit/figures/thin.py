@@ -1,9 +1,9 @@
 """Thin a step function to screen resolution without losing its extremes.
 
-A training step changes live memory thousands of times a second; a chart is about a thousand pixels wide. Of all changes that fall into one
-pixel column only three can be seen: the lowest, the highest and the last, which says where the line goes on. Keeping those,
-and nothing else, draws the same picture. Thinning a thinned curve again keeps them too, so a live curve can
-be thinned as it grows.
+A training step changes live memory thousands of times a second; a chart is about a thousand pixels wide. Of all changes
+that fall into one pixel column only three can be seen: the lowest, the highest and the last, which says where the line
+goes on. Keeping those, and nothing else, draws the same picture. Thinning a thinned curve again keeps them too, so a
+live curve can be thinned as it grows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def phase_strip(phases: list[tuple[str, float, float]], end: float, cells: int =
     """Phases as (name, start s, end s) for the strip under a chart, at most about `cells` of them.
 
     phases : in order of their starts; those of one name do not overlap
-    Few phases stay exact. Of many, each of `cells` equal slices of time shows the phase that fills most of it; equal neighbours merge.
+    Few phases stay exact. Of many, each of `cells` equal slices of time shows the phase that fills most of it; equal
+    neighbours merge.
     """
     if len(phases) <= cells or end <= 0:
         return phases

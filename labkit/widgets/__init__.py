@@ -1,7 +1,8 @@
 """Views that move: live memory, and interactive views over recordings made before. They draw and compute nothing.
 
-In a notebook that a person watches they are live (an anywidget each; the kernel sends numbers or pictures, the browser draws). What a saved
-notebook holds is always a plain PNG and its description in words. Elsewhere they leave the picture, or one line of text.
+In a notebook that a person watches they are live (an anywidget each; the kernel sends numbers or pictures, the browser
+draws). What a saved notebook holds is always a plain PNG and its description in words. Elsewhere they leave the
+picture, or one line of text.
 """
 
 from importlib import import_module

@@ -34,7 +34,8 @@ class Buffer:
 
 
 class BufferTrace(TorchDispatchMode):
-    """Follows which storages each layer's operators read and write. A layer begins where an operator first uses its parameters.
+    """Follows which storages each layer's operators read and write. A layer begins where an operator first uses its
+    parameters.
 
     layers : modules, or tuples of tensors, in the order in which they run
     x      : the input; its storage is buffer 0
@@ -133,11 +134,13 @@ def step_through(
     *,
     title: str = "Buffers, layer by layer",
 ) -> None:
-    """Run `forward(layers, x)` once and show, for each layer, which buffer it reads and which it writes; one slider steps through.
+    """Run `forward(layers, x)` once and show, for each layer, which buffer it reads and which it writes; one slider
+    steps through.
 
     forward : such as `pingpong_forward`; layers : modules, or tuples of tensors; x : (batch, dim)
 
-    The picture left in a saved notebook shows the last layer, with the whole pattern. Raises ValueError when no operator ran.
+    The picture left in a saved notebook shows the last layer, with the whole pattern. Raises ValueError when no
+    operator ran.
     """
     trace = trace_buffers(forward, layers, x)
     if not trace.steps:

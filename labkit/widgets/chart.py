@@ -11,7 +11,9 @@ from labkit.widgets.place import static_source
 
 
 class MemoryChart(anywidget.AnyWidget):
-    """Rows (seconds, operator index, bytes per category), float64, as `base + tail`; `info` holds the rest and changes last."""
+    """Rows (seconds, operator index, bytes per category), float64, as `base + tail`; `info` holds the rest and changes
+    last.
+    """
 
     _esm = static_source("uPlot.iife.min.js", "page.js", "plot.js", "memory.js")
     _css = static_source("uPlot.min.css", "labkit.css")

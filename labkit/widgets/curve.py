@@ -14,8 +14,8 @@ TAIL_LIMIT = 300  # rows sent again and again before they become part of the bas
 class Curve:
     """Rows of a growing curve, thinned as it grows, split for sending into a rarely changing `base` and a short `tail`.
 
-    A row is (seconds, operator number, bytes per category...), float64: exact for bytes up to 2^53. What a browser draws is always
-    base + tail, and each message holds the whole tail, so a lost or late message does no harm.
+    A row is (seconds, operator number, bytes per category...), float64: exact for bytes up to 2^53. What a browser
+    draws is always base + tail, and each message holds the whole tail, so a lost or late message does no harm.
     """
 
     def __init__(self, rows: np.ndarray) -> None:

@@ -25,11 +25,13 @@ def explore(
     """Show the picture `draw(**values)` with one control per entry of `controls`; moving a control changes the picture.
 
     controls : name -> its values in order: numbers make a slider, anything else a choice
-    draw     : a function of the controls' values, by name, to a `Picture` or a matplotlib Figure. Record before, once; `draw`
-               only draws. It is called once per state: the pictures are kept, and most are drawn before the cell ends.
-    start    : the state shown first and left in a saved notebook: choose the one that teaches most. Default: the middle values.
+    draw     : a function of the controls' values, by name, to a `Picture` or a matplotlib Figure. Record before, once;
+               `draw` only draws. It is called once per state: the pictures are kept, and most are drawn before the cell
+               ends. start    : the state shown first and left in a saved notebook: choose the one that teaches most.
+               Default: the middle values.
 
-    A saved notebook, GitHub and a grader show the picture of `start`. Raises ValueError for an empty control or an unknown start.
+    A saved notebook, GitHub and a grader show the picture of `start`. Raises ValueError for an empty control or an
+    unknown start.
     """
     states = States(controls, draw)
     at = states.index_of(start or {})
@@ -57,7 +59,9 @@ class States:
         self.drawn: dict[tuple[int, ...], Still] = {}
 
     def index_of(self, values: Mapping[str, Any]) -> tuple[int, ...]:
-        """Positions of the given values; a control without one stands in its middle. Raises ValueError for an unknown name or value."""
+        """Positions of the given values; a control without one stands in its middle. Raises ValueError for an unknown
+        name or value.
+        """
         unknown = set(values) - set(self.controls)
         if unknown:
             raise ValueError(f"no control named {sorted(unknown)}; there are {list(self.controls)}")

@@ -1,4 +1,6 @@
-"""The synced state of `explore`'s view: controls and the pictures drawn so far. `static/explore.js` makes the screen of it."""
+"""The synced state of `explore`'s view: controls and the pictures drawn so far. `static/explore.js` makes the screen of
+it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from labkit.widgets.place import static_source
 
 
 class Explorer(anywidget.AnyWidget):
-    """A state's name is its controls' positions, joined by commas. A missing picture is asked for by the message {"want": name}."""
+    """A state's name is its controls' positions, joined by commas. A missing picture is asked for by the message
+    {"want": name}.
+    """
 
     _esm = static_source("page.js", "explore.js")
     _css = static_source("labkit.css")
@@ -21,6 +25,7 @@ class Explorer(anywidget.AnyWidget):
     start = traitlets.List().tag(sync=True)
     pictures = traitlets.Dict().tag(sync=True)
     words = traitlets.Dict().tag(sync=True)
+    width = traitlets.Int().tag(sync=True)  # of the first picture, in CSS pixels
 
     def __init__(self, key: str, title: str, states: Any, at: tuple[int, ...]) -> None:
         self._states = states
@@ -36,6 +41,7 @@ class Explorer(anywidget.AnyWidget):
                 for name, values in states.controls.items()
             ],
             start=list(at),
+            width=states.still(at).width,
             pictures={_name(state): drawn.png for state, drawn in states.drawn.items()},
             words={_name(state): drawn.alt for state, drawn in states.drawn.items()},
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from labkit.figures.colours import COLOURS, PHASES, STACK
-from labkit.figures.readers import describe, phase_at
+from labkit.figures.readers import card_samples, describe, phase_at, phases_of
 from labkit.figures.thin import phase_strip
 from labkit.figures.units import human_bytes, human_seconds
 from labkit.recorder import Recorder, Recording
@@ -29,18 +29,22 @@ class live_memory:  # noqa: N801 (reads as a statement: `with live_memory(model)
                 loss = model(batch).mean()
         live.recording.peak_bytes
 
-    watch        : modules, optimizers and input tensors, each alone or in lists; or one `Recorder` that already runs, which is joined and left running
+    watch        : modules, optimizers and input tensors, each alone or in lists, or one dict from name to those; or one
+                   `Recorder`: one that already runs is joined and left running, a fresh one is run
     title        : written over the chart
-    budget_bytes : live bytes drawn as a dashed line. It is a line only: a `Recorder(budget_bytes=...)` that is joined enforces its own, and draws it.
+    budget_bytes : live bytes drawn as a dashed line, and no more. To run out of memory there, give a
+                   `Recorder(watch=..., budget_bytes=...)`: it enforces its own budget, which is drawn.
 
-    Afterwards the cell's output is a picture (PNG and words); in the open page it stays explorable. An exception inside leaves the picture up to there
-    and goes on. Without anyone watching (nbclient, a grader) only the picture is left, in plain Python one line of text.
+    Afterwards the cell's output is a picture (PNG and words); in the open page it stays explorable. An exception inside
+    leaves the picture up to there and goes on. Without anyone watching (nbclient, a grader) only the picture is left,
+    in plain Python one line of text.
     """
 
     def __init__(self, *watch: Any, title: str = "Live memory", budget_bytes: int | None = None) -> None:
         joined = watch[0] if len(watch) == 1 and isinstance(watch[0], Recorder) else None
-        self.recorder: Recorder = joined or Recorder(watch=list(_flat(watch)))
-        self._owns = joined is None
+        named = watch[0] if len(watch) == 1 and isinstance(watch[0], dict) else None
+        self.recorder: Recorder = joined or Recorder(watch=named or list(_flat(watch)))
+        self._owns = not self.recorder.started
         self._title = title
         self._budget = budget_bytes or self.recorder.log.budget
         self._place = Place()
@@ -87,9 +91,7 @@ class live_memory:  # noqa: N801 (reads as a statement: `with live_memory(model)
 
         self._feed = Feed(self.recorder)
         self._curve = Curve(np.empty((0, 2 + len(STACK))))
-        self._chart = MemoryChart(
-            key=self._place.key, info=self._info(self._curve, 0.0, [], "starting", f"{self._title}: starting.")
-        )
+        self._chart = MemoryChart(key=self._place.key, info=self._info(self._curve, 0.0, [], "starting"))
         self._place.show_live(self._chart, f"{self._title}: the cell still ran when this was saved.")
         self._thread = threading.Thread(target=self._draw_on, name="labkit live memory", daemon=True)
 
@@ -110,44 +112,51 @@ class live_memory:  # noqa: N801 (reads as a statement: `with live_memory(model)
         self._send(self._curve, seconds, phases, self._feed.operators.names, "running")
 
     def _send(self, curve: Curve, seconds: float, phases: list, operators: list[str], state: str) -> None:
-        peak = curve.peak()
-        words = f"{self._title}: running."
-        if peak is not None:
-            phase = phase_at(phases[-300:], float(peak[0]))
-            words = f"{self._title}: running, peak so far {human_bytes(peak[2:].sum())}{f' in {phase}' if phase else ''}, {human_seconds(peak[0])} after the start."
-        self._chart.send_curve(curve, self._info(curve, seconds, phases, state, words), operators)
+        info = self._info(curve, seconds, phases, state)
+        peak = info["peak"]
+        if peak["bytes"]:
+            where = f" in {peak['phase']}" if peak["phase"] else ""
+            when = f"{human_seconds(peak['seconds'])} after the start"
+            info["words"] = f"{self._title}: running, peak so far {human_bytes(peak['bytes'])}{where}, {when}."
+        self._chart.send_curve(curve, info, operators)
 
-    def _info(
-        self, curve: Curve, seconds: float, phases: list, state: str, words: str, by_phase: list | None = None
-    ) -> dict[str, Any]:
-        peak = curve.peak()
+    def _info(self, curve: Curve, seconds: float, phases: list, state: str) -> dict[str, Any]:
+        """Everything about the chart but its rows; see `static/plot.js` for who reads it."""
+        log, peak = self.recorder.log, curve.peak()
+        strip = phase_strip(phases, seconds)
         limits = [{"name": "budget", "bytes": self._budget}] if self._budget else []
+        if log.sampler is not None:
+            limits.append({"name": "card", "bytes": log.sampler.card["total_bytes"]})
+        row = np.zeros(2 + len(STACK)) if peak is None else peak
         return {
             "title": self._title,
-            "running": by_phase is None,
+            "running": True,
             "state": state,
-            "words": words,
+            "words": f"{self._title}: {state}.",
             "seconds": seconds,
             "version": curve.version,
             "categories": STACK,
             "colours": COLOURS,
             "phase_colours": PHASES,
-            "phases": phase_strip(phases, seconds),
-            "limits": limits + self._card(),
-            "peak": {"seconds": 0.0, "bytes": 0, "parts": [0] * len(STACK)}
-            if peak is None
-            else {"seconds": peak[0], "bytes": peak[2:].sum(), "parts": peak[2:].tolist()},
-            "by_phase": by_phase or [],
+            "phases": strip,
+            "limits": limits,
+            "card_samples": card_samples(log.samples),
+            "peak": {
+                "seconds": row[0],
+                "bytes": row[2:].sum(),
+                "parts": row[2:].tolist(),
+                "phase": phase_at(strip, float(row[0])),
+            },
+            "by_phase": [],
         }
 
-    def _card(self) -> list[dict[str, Any]]:
-        import torch
-
-        if not torch.cuda.is_available():
-            return []
-        return [{"name": "card", "bytes": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory}]
-
     def _finish(self, kind: type[BaseException] | None) -> None:
+        try:
+            self._leave_picture(kind)
+        except Exception as error:  # neither may a picture hide what the learner's code raised
+            print(f"{self._title}: no picture ({type(error).__name__}: {error}). The recording is complete.")
+
+    def _leave_picture(self, kind: type[BaseException] | None) -> None:
         recording = self.recorder.snapshot() if self.recorder.log.active else self.recorder.recording
         words = describe(recording, self._title, self._budget) + self._trouble
         if kind is not None:
@@ -166,25 +175,19 @@ class live_memory:  # noqa: N801 (reads as a statement: `with live_memory(model)
         rows, operators = whole(recording, _SCREEN_COLUMNS)
         curve = Curve(rows)
         curve.version = self._curve.version + 1
-        phases = [
-            (p["name"], p["start_s"], recording.seconds if p["end_s"] is None else p["end_s"]) for p in recording.phases
-        ]
+        if kind is None:
+            state = "done"
+        else:
+            state = "interrupted" if issubclass(kind, KeyboardInterrupt) else f"stopped by {kind.__name__}"
+        info = self._info(curve, recording.seconds, phases_of(recording), state)
         by_phase = [[name, facts["peak_bytes"], facts["seconds"]] for name, facts in recording.by_phase().items()]
-        state = (
-            "done"
-            if kind is None
-            else "interrupted"
-            if issubclass(kind, KeyboardInterrupt)
-            else f"stopped by {kind.__name__}"
-        )
-        self._chart.send_curve(curve, self._info(curve, recording.seconds, phases, state, words, by_phase), operators)
+        info |= {"running": False, "words": words, "by_phase": by_phase}
+        self._chart.send_curve(curve, info, operators)
 
 
 def _flat(things: Any) -> Any:
     for thing in things:
         if isinstance(thing, (list, tuple)):
             yield from _flat(thing)
-        elif isinstance(thing, dict):
-            yield from _flat(thing.values())
         elif thing is not None:
             yield thing

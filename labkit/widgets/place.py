@@ -1,4 +1,6 @@
-"""Where a view appears: live in a notebook that a person watches, as a picture when the cell is done, as a line of text elsewhere."""
+"""Where a view appears: live in a notebook that a person watches, as a picture when the cell is done, as a line of text
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _open: OrderedDict[str, Any] = OrderedDict()
 
 
 def static_source(*names: str) -> str:
-    """The text of files under `static/`, joined: a view is uPlot, the shared page code and its own code, in one module."""
+    """The text of files under `static/`, joined: a view is uPlot, the shared page code and its own code, in one
+    module.
+    """
     return "\n".join((_STATIC / name).read_text(encoding="utf-8") for name in names)
 
 
@@ -29,12 +33,16 @@ def notebook_kernel() -> Any | None:
 
 
 def someone_watches() -> bool:
-    """Whether a person's front end runs this cell. One that cannot answer `input()` (nbclient, nbconvert, a grader) has no eyes either."""
+    """Whether a person's front end runs this cell. One that cannot answer `input()` (nbclient, nbconvert, a grader) has
+    no eyes either.
+    """
     return bool(getattr(notebook_kernel(), "_allow_stdin", False))
 
 
 class Place:
-    """One output of one cell. `key` links the live view, the picture that replaces it, and what the browser page remembers."""
+    """One output of one cell. `key` links the live view, the picture that replaces it, and what the browser page
+    remembers.
+    """
 
     def __init__(self) -> None:
         self.key = secrets.token_hex(16)
@@ -55,7 +63,9 @@ class Place:
         self._widget = widget
 
     def show_picture(self, picture: Still) -> None:
-        """Leave the picture as the output, in place of the live view; the page that drew the view may put it over the picture again."""
+        """Leave the picture as the output, in place of the live view; the page that drew the view may put it over the
+        picture again.
+        """
         from IPython.display import display
 
         data, metadata = picture.mime_bundle(self.key if self._widget else "")

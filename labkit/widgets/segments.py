@@ -12,7 +12,8 @@ from labkit.widgets.explore import explore
 def explore_segments(
     recordings: Mapping[int, Any], *, baseline: Any = None, title: str = "Segments and memory"
 ) -> None:
-    """One slider over recordings made before: the U-curve of peaks with the choice ringed, its memory over time beside it.
+    """One slider over recordings made before: the U-curve of peaks with the choice ringed, its memory over time beside
+    it.
 
     recordings : number of segments -> Recording, each made once (`{k: record(k) for k in (1, 2, 4, 8, ...)}`)
     baseline   : Recording of the plain run, a dashed line

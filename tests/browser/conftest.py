@@ -1,11 +1,12 @@
 """A real browser on a real Jupyter server: fixtures for every test in this folder.
 
     def test_something(jupyter, browser_page):
-        server = jupyter(folder)                         # JupyterLab on a temporary copy of `folder`, its own HOME, port and token
-        lab = LabPage(browser_page, server)              # or NotebookPage for Notebook 7
+        server = jupyter(folder)                         # JupyterLab on a temporary copy of `folder`, its own HOME,
+        port and token lab = LabPage(browser_page, server)              # or NotebookPage for Notebook 7
         lab.open("lab.ipynb"); lab.run_all(); lab.wait_idle(); lab.screenshot("name")
 
-Screenshots land in build/screenshots/. Without Chromium the tests skip and say so; with CI=true in the environment they fail instead.
+Screenshots land in build/screenshots/. Without Chromium the tests skip and say so; with CI=true in the environment they
+fail instead.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def browser_page(browser) -> Iterator:
 
 @pytest.fixture(scope="module")
 def jupyter(tmp_path_factory) -> Iterator[Callable[..., Server]]:
-    """Start servers: ``jupyter(folder, application="lab")``. All of them and their kernels die with the module's tests."""
+    """Start servers: ``jupyter(folder, application="lab")``. All of them and their kernels die with the module's
+    tests.
+    """
     servers: list[Server] = []
 
     def start(folder: Path | str, **options) -> Server:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 
 def write_notebook(path: Path, *sources: str) -> Path:
-    """Write an .ipynb with one code cell per source ('# %% [markdown]' first makes it a markdown cell). Returns `path`."""
+    """Write an .ipynb with one code cell per source ('# %% [markdown]' first makes it a markdown cell). Returns
+    `path`.
+    """
     cells = []
     for number, source in enumerate(sources):
         cell = {"id": f"cell-{number}", "metadata": {}, "source": source.strip("\n")}

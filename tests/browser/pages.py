@@ -1,4 +1,6 @@
-"""What a person does in JupyterLab and in Notebook 7, as methods. Both drive the application's own commands, so both share nearly all of it."""
+"""What a person does in JupyterLab and in Notebook 7, as methods. Both drive the application's own commands, so both
+share nearly all of it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ class LabPage:
 
     def __init__(self, page: Page, server: Server) -> None:
         self.page, self.server = page, server
-        self.errors: list[str] = []
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.errors: list[str] = []  # raised by widgets' own code, which anywidget loads from blob: addresses
+        page.on("pageerror", lambda error: self.errors.append(str(error)) if "blob:" in (error.stack or "") else None)
 
     def open(self, name: str) -> None:
         """Open a notebook and wait until its cells and its kernel are there."""
@@ -54,7 +56,8 @@ class LabPage:
     def busy(self) -> bool:
         """Whether any cell runs or waits to run."""
         return self.page.evaluate(
-            f"() => {_NOTEBOOK}.content.widgets.some((cell) => ['running', 'scheduled'].includes(cell.model.executionState)) "
+            f"() => {_NOTEBOOK}.content.widgets.some((cell) => "
+            "['running', 'scheduled'].includes(cell.model.executionState)) "
             f"|| {_NOTEBOOK}.sessionContext.session?.kernel?.status !== 'idle'"
         )
 

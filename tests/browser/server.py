@@ -1,4 +1,6 @@
-"""A Jupyter server of a test's own: temporary copy of a folder, free port, token, own HOME; killed with all its kernels."""
+"""A Jupyter server of a test's own: temporary copy of a folder, free port, token, own HOME; killed with all its
+kernels.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ pytest.importorskip("matplotlib")
 from labkit import Recorder
 from labkit.figures import Picture, compare_memory, memory_over_time, u_curve, u_curve_and_memory
 from labkit.figures.picture import stamped, still
+from labkit.figures.readers import card_samples
 from labkit.figures.thin import keep, phase_strip
 from labkit.figures.units import human_bytes, human_seconds
 
@@ -141,3 +142,12 @@ def test_phase_strip_shows_the_innermost():
 def test_units():
     assert human_bytes(0) == "0 B" and human_bytes(1536) == "1.5 KiB" and human_bytes(131.4 * 2**20) == "131.4 MiB"
     assert human_seconds(0.0123) == "12.3 ms"
+
+
+def test_a_cards_own_counters_are_drawn_beside_the_stack(recording):
+    samples = [{"seconds": i / 1000, "allocated": 2**20 * i, "reserved": 2**21 * i, "used": 0} for i in range(1, 900)]
+    with_card = type(recording)({**recording.header, "samples": samples}, recording.arrays)
+    axes = memory_over_time(with_card).axes[0]
+    assert {"card: allocated", "card: reserved"} <= {line.get_label() for line in axes.lines}
+    assert axes.get_ylim()[1] * 2**30 > 2**21 * 899
+    assert len(card_samples(samples)) <= 301 and card_samples(samples)[-1][1] == 2**20 * 899

@@ -188,3 +188,19 @@ def test_error_leaves_the_picture_up_to_there(monkeypatch):
     assert watched.messages[-1][0]["state"] == "stopped by RuntimeError"
     assert watched.messages[-1][0]["peak"]["bytes"] >= kept.nbytes
     assert "Stopped by RuntimeError" in watched.pictures[0].alt
+
+
+def test_runs_a_fresh_recorder_with_its_budget(capsys):
+    with pytest.raises(torch.OutOfMemoryError):
+        with live_memory(Recorder(budget_bytes=2**20), title="Half"):
+            kept = torch.ones(2**10)
+            torch.cat([kept] * 2**10)
+    words = capsys.readouterr().out
+    assert "Budget 1.0 MiB. The budget refused cat 4.0 MiB more, with 4.0 KiB alive. Stopped by OutOfMemoryError." in words
+
+
+def test_a_dict_gives_names():
+    model = torch.nn.Linear(4, 4)
+    with live_memory({"small": model}) as live:
+        model(torch.ones(1, 4))
+    assert "small.weight" in {info.name for info in live.recording.alive()}

@@ -1,4 +1,6 @@
-"""Interactive views without a browser: states, what is drawn ahead, what a saved notebook keeps, and the trace of buffers."""
+"""Interactive views without a browser: states, what is drawn ahead, what a saved notebook keeps, and the trace of
+buffers.
+"""
 
 import time
 

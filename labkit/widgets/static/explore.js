@@ -4,7 +4,7 @@ class ExploreView {
   constructor(el, store) {
     this.store = store;
     this.at = [...store.start];
-    this.picture = h("img", { class: "labkit-picture" });
+    this.picture = h("img", { class: "labkit-picture", style: `width:min(100%, ${store.width}px)` });
     this.words = h("p", { class: "labkit-words", "aria-live": "polite" });
     const rows = store.controls.map((control, c) => this.control(control, c));
     const head = store.title ? [h("div", { class: "labkit-head" }, h("span", { class: "labkit-title" }, store.title))] : [];
@@ -48,7 +48,7 @@ class ExploreView {
 function initialize({ model }) {
   const url = (bytes) => URL.createObjectURL(new Blob([bytes], { type: "image/png" }));
   const store = {
-    title: model.get("title"), controls: model.get("controls"), start: model.get("start"), views: new Set(),
+    title: model.get("title"), controls: model.get("controls"), start: model.get("start"), width: model.get("width"), views: new Set(),
     urls: new Map(Object.entries(model.get("pictures")).map(([state, bytes]) => [state, url(bytes)])),
     words: new Map(Object.entries(model.get("words"))),
     ask: (state) => model.send({ want: state }),

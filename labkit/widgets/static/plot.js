@@ -25,8 +25,9 @@ function columnsOf({ info, rows }) {
 }
 
 function topOf(info) {
-  const near = info.limits.map((limit) => limit.bytes).filter((bytes) => bytes <= 4 * info.peak.bytes);
-  return Math.max(info.peak.bytes, ...near, 1) * 1.16;
+  const highest = Math.max(info.peak.bytes, ...info.card_samples.map((sample) => sample[2]), 1);
+  const near = info.limits.map((limit) => limit.bytes).filter((bytes) => bytes <= 4 * highest);
+  return Math.max(highest, ...near) * 1.16;
 }
 
 function byteIncrements() {
@@ -59,7 +60,7 @@ class Plot {
       width: Math.max(host.clientWidth, 200), height: this.height(), pxAlign: 0,
       padding: [10, 14, 0, 0],
       legend: { show: false },
-      cursor: { y: false, drag: { x: false, y: false }, points: { show: false }, dataIdx: (u, s, nearest, x) => this.holding(nearest, x) },
+      cursor: { y: false, drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { time: false, range: () => [0, Math.max(this.source.info.seconds, 1e-4)] }, y: { range: () => [0, topOf(this.source.info)] } },
       series: [{}, ...series],
       axes: [
@@ -68,7 +69,7 @@ class Plot {
         { stroke: ink, font, grid, ticks: { show: false }, gap: 6, size: 66, incrs: byteIncrements(), space: 34,
           values: (u, splits) => splits.map((b) => (b === 0 ? "0" : humanBytes(b).replace(".0 ", " "))) },
       ],
-      hooks: { drawAxes: [(u) => this.drawPhases(u)], draw: [(u) => this.drawMarks(u)], setCursor: [(u) => onCursor(u.cursor.idx)] },
+      hooks: { drawAxes: [(u) => this.drawPhases(u)], draw: [(u) => this.drawMarks(u)], setCursor: [(u) => onCursor(this.holding(u))] },
     }, columnsOf(source), host);
     new ResizeObserver(() => this.resize()).observe(host);
   }
@@ -83,8 +84,11 @@ class Plot {
   }
 
   // Memory holds its value until the next change, so the cursor reads the last change at or before it, not the nearest one.
-  holding(nearest, x) {
-    return nearest > 0 && this.uplot.data[0][nearest] > x ? nearest - 1 : nearest;
+  holding(u) {
+    const { idx, left } = u.cursor;
+    if (idx == null) return null;
+    if (this.wanted != null) return this.wanted;
+    return idx > 0 && u.data[0][idx] > u.posToVal(left, "x") ? idx - 1 : idx;
   }
 
   show(source) {
@@ -97,8 +101,9 @@ class Plot {
   }
 
   moveTo(index) {
-    const left = this.uplot.valToPos(this.uplot.data[0][index], "x");
-    this.uplot.setCursor({ left: left + 0.01, top: this.uplot.over.clientHeight / 2 });
+    this.wanted = index; // many changes may lie under one pixel: the keyboard reaches each of them
+    this.uplot.setCursor({ left: this.uplot.valToPos(this.uplot.data[0][index], "x"), top: this.uplot.over.clientHeight / 2 });
+    this.wanted = null;
   }
 
   drawPhases(u) {
@@ -142,6 +147,20 @@ class Plot {
       ctx.textBaseline = "middle";
       ctx.fillText(text, x0 + 5 * ratio, y + ratio);
     };
+    const ink = colour(this.host, "--jp-ui-font-color0", "#111");
+    const peakX = u.valToPos(info.peak.seconds, "x", true);
+    // What the card's allocator counts, beside what the recorder counts: two lines over the stack.
+    for (const [name, column, dash] of [["allocated", 1, []], ["reserved", 2, [2, 3]]]) {
+      if (!info.card_samples.length) break;
+      ctx.strokeStyle = ink;
+      ctx.lineWidth = 1.25 * ratio;
+      ctx.setLineDash(dash.map((length) => length * ratio));
+      ctx.beginPath();
+      for (const sample of info.card_samples) ctx.lineTo(u.valToPos(sample[0], "x", true), u.valToPos(sample[column], "y", true));
+      ctx.stroke();
+      const last = info.card_samples.at(-1)[column];
+      label(`card: ${humanBytes(last)} ${name}`, left + width, u.valToPos(last, "y", true) - 10 * ratio, "right", ink, "normal");
+    }
     for (const limit of info.limits) {
       if (limit.bytes > topOf(info)) continue;
       const y = u.valToPos(limit.bytes, "y", true), red = colour(this.host, "--jp-error-color1", "#b00020");
@@ -152,10 +171,12 @@ class Plot {
       ctx.moveTo(left, y);
       ctx.lineTo(left + width, y);
       ctx.stroke();
-      label(`${limit.name} ${humanBytes(limit.bytes)}`, left + width, y - 11 * ratio, "right", red, "normal");
+      const side = peakX > left + width * 0.6 ? "left" : "right"; // where the peak's label is not
+      label(`${limit.name} ${humanBytes(limit.bytes)}`, side === "left" ? left : left + width, y - 11 * ratio, side, red, "normal");
     }
     if (info.peak.bytes > 0) {
-      const x = u.valToPos(info.peak.seconds, "x", true), y = u.valToPos(info.peak.bytes, "y", true), ink = colour(this.host, "--jp-ui-font-color0", "#111");
+      const x = peakX, y = u.valToPos(info.peak.bytes, "y", true);
+      ctx.setLineDash([]);
       ctx.fillStyle = ink;
       ctx.beginPath();
       ctx.moveTo(x, y - 1 * ratio);
@@ -163,7 +184,7 @@ class Plot {
       ctx.lineTo(x + 5 * ratio, y - 9 * ratio);
       ctx.fill();
       const rightHalf = x > left + width * 0.7;
-      label(`peak ${humanBytes(info.peak.bytes)}`, x + (rightHalf ? -9 : 9) * ratio, y - 8 * ratio, rightHalf ? "right" : "left", ink, "bold");
+      label(`peak ${humanBytes(info.peak.bytes)}${info.peak.phase ? ` · ${info.peak.phase}` : ""}`, x + (rightHalf ? -9 : 9) * ratio, y - 8 * ratio, rightHalf ? "right" : "left", ink, "bold");
     }
     ctx.restore();
   }
