@@ -10,24 +10,37 @@ from time import perf_counter
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ._code import CALL, FIRST_SEEN, IN_BACKWARD, MODULE_SHIFT
 from ._comm import note_message
 from ._mode import RecordingMode
 
+_graph_task = torch._C._current_graph_task_id
 _lock = threading.RLock()
 _running: list = []  # recorders of the whole process
 _local = threading.local()
 _undo: list = []
 
 
-def modes() -> list[RecordingMode]:
-    """The recording modes that this thread is in, outermost first."""
+def own_modes() -> list[RecordingMode]:
+    """The recording modes that this thread has entered, outermost first; the list itself."""
     try:
         return _local.modes
     except AttributeError:
         _local.modes = []
         return _local.modes
+
+
+def modes() -> list[RecordingMode]:
+    """The recording modes that this thread runs under, outermost first.
+
+    A backward thread of PyTorch's own (one per CUDA device) has entered none: it was given those of its caller.
+    """
+    own = own_modes()
+    if own or _graph_task() == -1:
+        return own
+    return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, RecordingMode)]
 
 
 def install(recorder: object) -> None:
@@ -97,18 +110,17 @@ def _run_inside(thread: threading.Thread, run, logs: list) -> None:
     entered = [RecordingMode(log) for log in logs]
     for mode in entered:
         mode.__enter__()
-        modes().append(mode)
+        own_modes().append(mode)
     try:
         run()
     finally:
         for mode in reversed(entered):
-            modes().remove(mode)
+            own_modes().remove(mode)
             mode.__exit__(None, None, None)
 
 
 def _modules() -> None:
     plain_call = torch.nn.Module.__call__
-    task = torch._C._current_graph_task_id
 
     def __call__(self, *args, **kwargs):
         inside = modes()
@@ -123,7 +135,7 @@ def _modules() -> None:
             return plain_call(self, *args, **kwargs)
         finally:
             seconds = perf_counter() - start
-            backward = IN_BACKWARD if task() != -1 else 0
+            backward = IN_BACKWARD if _graph_task() != -1 else 0
             for mode, module in zip(inside, before, strict=False):
                 log = mode.log
                 if log.active and id(self) in log.module_numbers:

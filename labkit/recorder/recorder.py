@@ -25,7 +25,8 @@ class Recorder:
     `torch.OutOfMemoryError`.
 
     Garbage cycles would make bytes depend on when Python's collector runs: it is off inside, and runs at every mark and
-    phase border. (Cycles among objects older than the recorder are left to the collector's next run after it.)
+    phase border. (Cycles among objects older than the recorder are left to the collector's next run after it.) What it
+    notes takes about 32 bytes per operator and 64 per allocation: 60 KB for a step of a small transformer.
     """
 
     def __init__(self, watch: object = None, budget_bytes: int | None = None) -> None:
@@ -35,6 +36,7 @@ class Recorder:
         self.phase_names = [""]
         self.seconds = 0.0
         self.started = 0.0  # time.time() at the start, to lay recordings of several processes beside each other
+        self._scanned: tuple[int, int] | None = None  # sizes of the buffers when the watched things were last looked at
         self._watch = Watch()
         self._watch.add(watch)
         self._open: list[dict] = []
@@ -56,13 +58,13 @@ class Recorder:
         except BaseException:
             self._stop()
             raise
-        _patches.modes().append(self._mode)
+        _patches.own_modes().append(self._mode)
         self._mode.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._mode.__exit__(*exception)
-        _patches.modes().remove(self._mode)
+        _patches.own_modes().remove(self._mode)
         try:
             self.scan(collect=True)
         finally:
@@ -76,6 +78,7 @@ class Recorder:
     def watch(self, things: object) -> None:
         """Watch more: what was made inside, say. Same forms as the constructor's `watch`."""
         self._watch.add(things)
+        self._scanned = None
         if self._mode is not None and self.log.active:
             self.scan()
 
@@ -94,7 +97,10 @@ class Recorder:
             gc.collect()
             if self.log.sampler is not None:
                 self.log.sampler.sample()
-        self._watch.scan(self.log)
+        now = len(self.log.ops), len(self.log.events)
+        if now != self._scanned:  # where one phase ends and the next begins, once is enough
+            self._watch.scan(self.log)
+            self._scanned = len(self.log.ops), len(self.log.events)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -1,27 +1,31 @@
 """What recording costs: a training step under the recorder against no recorder and against its peers.
 
-All contenders run the same step in turn, round after round, so that a slow moment of the machine hits them alike; a ratio is the median
-over rounds of the two times of one round. Peers: no recorder, an empty `TorchDispatchMode`, PyTorch's `MemTracker` and its profiler.
+All contenders run the same step in turn, round after round, so that a slow moment of the machine hits them alike; a
+ratio is the median over rounds of the two times of one round. Peers: no recorder, an empty `TorchDispatchMode`,
+PyTorch's `MemTracker` and its profiler.
 """
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
-import torch
-import torch.nn.functional as F
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces every start and stop on stderr
 
-from labkit.recorder import Recorder
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from labkit.recorder import Recorder  # noqa: E402
 
 # name, layers, width, batch, sequence length, rounds
 SIZES = [
-    ("2 layers, width 64", 2, 64, 4, 32, 60),
-    ("4 layers, width 128", 4, 128, 8, 64, 50),
-    ("6 layers, width 256", 6, 256, 8, 64, 24),
+    ("2 layers, width 64", 2, 64, 4, 32, 24),
+    ("4 layers, width 128", 4, 128, 4, 64, 24),
+    ("6 layers, width 256", 6, 256, 4, 64, 14),
 ]
 
 
@@ -92,22 +96,23 @@ class Step:
 
 
 def measure(step: Step, contenders: dict[str, Callable], rounds: int) -> dict[str, list[float]]:
-    """Seconds of one step per contender and round. Entering and leaving a context is outside the clock."""
+    """Seconds of two steps per contender and round. Entering and leaving a context is outside the clock."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for round_number in range(rounds + 2):
+    for round_number in range(rounds + 1):
+        gc.collect()
+        gc.disable()
         for name, context in contenders.items():
-            gc.collect()
-            gc.disable()
             with context() as inside:
-                step()  # the first step inside warms caches
-                if name == "MemTracker":
-                    inside.reset_mod_stats()  # it refuses a second iteration otherwise
-                start = time.perf_counter()
-                step()
-                seconds = time.perf_counter() - start
-            gc.enable()
-            if round_number >= 2:
+                seconds = 0.0
+                for number in range(3):
+                    start = time.perf_counter()
+                    step()
+                    seconds += time.perf_counter() - start if number else 0.0  # the first warms caches
+                    if name == "MemTracker":
+                        inside.reset_mod_stats()  # it refuses a second iteration otherwise
+            if round_number:
                 times[name].append(seconds)
+        gc.enable()
     return times
 
 
@@ -126,10 +131,11 @@ def rows() -> list[dict]:
         step()
         quick = {"nothing": nullcontext, "empty": EmptyMode, "recorder": step.recorder}
         times = measure(step, quick, rounds)
-        peers = {"nothing": nullcontext, "recorder": step.recorder, "MemTracker": step.mem_tracker, "profiler": step.profiler}
-        slow = measure(step, peers, max(6, rounds // 4))
+        peers = {"nothing": nullcontext, "recorder": step.recorder}
+        peers |= {"MemTracker": step.mem_tracker, "profiler": step.profiler}
+        slow = measure(step, peers, max(5, rounds // 4))
         bound = width >= 128  # the smallest size has no goal: it is all overhead
-        ours = statistics.median(times["recorder"]) * 1e3
+        ours = statistics.median(times["recorder"]) / 2 * 1e3
 
         def row(what: str, peer_ms: float, value: float, goal: float | None, size=size, ours=ours) -> dict:
             met = None if goal is None else value <= goal
@@ -137,7 +143,7 @@ def rows() -> list[dict]:
                     "ratio": round(value, 3), "goal": goal, "met": met, "unit": "ms per step"}
 
         def median_ms(timings: list[float]) -> float:
-            return statistics.median(timings) * 1e3
+            return statistics.median(timings) / 2 * 1e3
 
         result.append(row("over no recorder", median_ms(times["nothing"]), ratio(times, "recorder", "nothing"), None))
         result.append(row("over an empty mode", median_ms(times["empty"]), ratio(times, "recorder", "empty"),

@@ -1,5 +1,7 @@
 """The recorder on backward passes: recomputation, activations, gradients, hooks, double backward."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -71,6 +73,27 @@ def test_recomputed_operators(kind, watched):
     if watched:
         calls = [c.in_backward for c in r.module_calls("0.0")]
         assert calls == ([False] if kind == "plain" else [False, True])
+
+
+def test_backward_in_threads_of_pytorchs_own():
+    """As on CUDA: beyond 60 backward passes inside each other, autograd goes on in a thread from its pool."""
+    threads = set()
+
+    class Note(nn.Module):
+        def forward(self, x):
+            threads.add(threading.get_ident())
+            return x.tanh()
+
+    note = Note()
+
+    def nest(x, depth):
+        return checkpoint(nest, x, depth - 1, use_reentrant=True) if depth else note(x)
+
+    rec = record(lambda x: nest(x, 64), note)
+    r = rec.recording
+    assert len(threads) == 2
+    assert [c.in_backward for c in r.module_calls("Note")] == [False] + [True] * 64
+    assert {op.module for op in r.ops("tanh")} == {"Note"} and len(r.ops("tanh_backward")) == 1
 
 
 def test_recomputed_activations_are_activations():
