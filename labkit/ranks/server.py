@@ -148,6 +148,4 @@ def _reap(supervisors: set[int]) -> None:
                 break
             supervisors.discard(pid)
     # A supervisor that was killed leaves its ranks' children here, since this process adopts orphans.
-    for pid in set(system.children(os.getpid())) - supervisors:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    system.kill_all(list(set(system.children(os.getpid())) - supervisors))

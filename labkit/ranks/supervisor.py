@@ -3,7 +3,6 @@
 The caller's end of the socket closing means "stop": Ctrl-C, a kernel restart and a killed kernel look alike from here.
 """
 
-import fcntl
 import os
 import resource
 import selectors
@@ -15,80 +14,14 @@ from contextlib import suppress
 
 from labkit.ranks import child, page, stacks, system, wire
 from labkit.ranks.deadlock import Situation
+from labkit.ranks.rank import Rank
 from labkit.ranks.verdicts import excuse_victims, judge_rank
 from labkit.ranks.watch import HAS_PROC, QUIET_BLIND_S, QUIET_S, Watch, uses_card
 
-OUTPUT_HEAD_BYTES = OUTPUT_TAIL_BYTES = 128 << 10
-ERROR_BYTES = 256 << 10
 SPEC_BYTES = 16 << 20
 PAYLOAD_BYTES = 1 << 34
 GRACE_S = 0.5
 TICK_S = 0.1
-
-
-class Rank:
-    """The supervisor's side of one rank process."""
-
-    def __init__(self, number: int, max_result_bytes: int) -> None:
-        self.number = number
-        self.pid, self.forked = 0, False
-        self.dump = tempfile.TemporaryFile()
-        fcntl.fcntl(self.dump.fileno(), fcntl.F_SETFL, os.O_APPEND)  # it is emptied between two stacks
-        self.out_fd, self.out_write = os.pipe()
-        self.result_fd, self.result_write = os.pipe()
-        self.release_read, self.release_fd = os.pipe()
-        limits = {b"D": max_result_bytes, b"X": max_result_bytes, b"E": ERROR_BYTES, b"M": 4096, b"F": 0}
-        self.reader = wire.FrameReader(limits)
-        self.head, self.tail, self.output_bytes = bytearray(), bytearray(), 0
-        self.exit: int | None = None  # wait status
-        self.stopped: str | None = None  # by the supervisor: timeout, deadlock, interrupted
-        self.why = ""  # the same in words
-        self.stack = ""
-        self.left_behind: list[str] = []
-        self.ended = 0.0  # seconds since the job began
-
-    def close_rank_side(self) -> None:
-        for fd in (self.out_write, self.result_write, self.release_read):
-            os.close(fd)
-        self.forked = True
-
-    def open_on_the_rank_side(self) -> list[int]:
-        """Descriptors that no other rank may keep."""
-        return [self.dump.fileno(), *([] if self.forked else [self.out_write, self.result_write, self.release_read])]
-
-    def add_output(self, data: bytes) -> None:
-        self.output_bytes += len(data)
-        room = OUTPUT_HEAD_BYTES - len(self.head)
-        self.head += data[:room]
-        self.tail += data[room:] if room > 0 else data
-        if len(self.tail) > 2 * OUTPUT_TAIL_BYTES:
-            del self.tail[:-OUTPUT_TAIL_BYTES]
-
-    @property
-    def output(self) -> str:
-        tail = self.tail[-OUTPUT_TAIL_BYTES:]
-        cut = self.output_bytes - len(self.head) - len(tail)
-        note = f"\n[... {cut} bytes of output left out ...]\n".encode() if cut else b""
-        return (bytes(self.head) + note + bytes(tail)).decode("utf-8", "replace")
-
-    @property
-    def finished(self) -> bool:
-        """Has reported everything, or never will."""
-        return b"F" in self.reader.frames or self.reader.broken is not None or self.exit is not None
-
-    @property
-    def failed(self) -> bool:
-        return self.finished and b"D" not in self.reader.frames
-
-    def drain(self) -> None:
-        """Take what is left in the pipes, without waiting for writers that a grandchild may hold open."""
-        for fd, take in ((self.result_fd, self.reader.feed), (self.out_fd, self.add_output)):
-            with suppress(BlockingIOError):
-                for _ in range(64):  # a process that the rank left may write for ever
-                    data = os.read(fd, 1 << 20)
-                    if not data:
-                        break
-                    take(data)
 
 
 class Job:
@@ -248,7 +181,10 @@ class Job:
         """Nobody survives: ranks, their process groups, and whatever got away from those."""
         for rank in self.ranks:
             if rank.pid and rank.exit is None:
-                rank.left_behind = system.command_names(system.descendants(rank.pid))
+                below = system.descendants(rank.pid)
+                rank.left_behind = system.command_names(below)
+                if not HAS_PROC:  # nobody adopts orphans here
+                    system.kill_all(below)
         for rank in self.ranks:
             # The number of a rank that has been reaped may belong to a stranger by now; on Linux what it left was adopted.
             if rank.pid and (rank.exit is None or not HAS_PROC):

@@ -63,13 +63,17 @@ def kill_group(leader: int) -> None:
         os.kill(leader, signal.SIGKILL)
 
 
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def end_all_children(deadline_s: float = 2.0) -> None:
     """SIGKILL and reap every child of this process, and the orphans that come up when their parents die."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
-        for pid in children(os.getpid()):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(children(os.getpid()))
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -8,7 +8,7 @@ from labkit.ranks import child, stacks, system, wire
 from labkit.ranks.deadlock import Situation
 
 if TYPE_CHECKING:
-    from labkit.ranks.supervisor import Rank
+    from labkit.ranks.rank import Rank
 
 STATUSES = ("ok", "error", "exit", "timeout", "deadlock", "memory", "interrupted", "protocol")
 _LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "connection refused")

@@ -45,9 +45,12 @@ def test_a_deadlock_is_told_with_who_waits_for_whom_and_stacks(program, ranks, s
     assert f"in {program.__name__}\n" in text and "stood at, most recent call first" in text
 
 
-@pytest.mark.parametrize("how", ["sleep", "python", "torch", "subprocess"])
-def test_a_slow_peer_is_no_deadlock(how):
-    assert run_ranks(programs.slow_peer, 3, how, 1.2).values == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("how", "seconds"),
+    [("sleep", 2.8), ("python", 1.2), ("torch", 1.2), ("subprocess", 1.2)],  # 2.8: long enough for the stacks to be asked for
+)
+def test_a_slow_peer_is_no_deadlock(how, seconds):
+    assert run_ranks(programs.slow_peer, 3, how, seconds).values == [0, 1, 2]
 
 
 def test_a_sleeping_thread_that_will_send_is_no_deadlock():

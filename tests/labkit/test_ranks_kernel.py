@@ -62,6 +62,18 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
+def commands(mark: str, word: str) -> list[int]:
+    """Process ids of those whose command line has the word."""
+    found = []
+    for process in marked(mark):
+        try:
+            if word in " ".join(process.cmdline()):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
 def wait_until(condition, seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -104,9 +116,6 @@ class Kernel:
             elif reply["msg_type"] == "status" and content["execution_state"] == "idle":
                 return status, text, trace
         raise TimeoutError(code)
-
-    def rank_processes(self) -> list[psutil.Process]:
-        return [process for process in marked(self.mark) if "ranks.server" in " ".join(process.cmdline())]
 
 
 @pytest.fixture(scope="module")
@@ -156,13 +165,13 @@ def test_interrupting_the_kernel_leaves_no_rank(kernel):
     kernel.run("run_ranks(work, 2, 0)")
 
     def interrupt():
-        assert wait_until(lambda: any("sleep" in process.name() for process in marked(kernel.mark)), 10)
+        assert wait_until(lambda: len(commands(kernel.mark, "sleep 300")) == 2, 30)
         kernel.manager.interrupt_kernel()
 
     status, _, _ = kernel.run("run_ranks(hangs, 2, timeout=60)", on_start=interrupt)
     assert status == "KeyboardInterrupt"
-    assert wait_until(lambda: len(kernel.rank_processes()) == 1, 5)  # the warm server alone
-    assert not any("sleep" in process.name() for process in marked(kernel.mark))
+    assert wait_until(lambda: len(commands(kernel.mark, "ranks.server")) == 1, 5)  # the warm server alone
+    assert not commands(kernel.mark, "sleep 300")
     assert kernel.run("print(run_ranks(work, 2, 0).values[0][0])")[:2] == ("ok", "[0, 10]\n")
 
 
@@ -181,8 +190,8 @@ def test_a_restarted_or_killed_kernel_leaves_nothing(kernel, how):
     """Last of the kernel's tests: it ends with the kernel dead."""
     kernel.run(DEFINITIONS)
     kernel.client.execute("run_ranks(hangs, 2, timeout=60)")
-    assert wait_until(lambda: sum("sleep" in process.name() for process in marked(kernel.mark)) == 2, 30)
-    (pid,) = [process.pid for process in marked(kernel.mark) if "ipykernel" in " ".join(process.cmdline())]
+    assert wait_until(lambda: len(commands(kernel.mark, "sleep 300")) == 2, 30)
+    (pid,) = commands(kernel.mark, "ipykernel")
     before = {process.pid for process in marked(kernel.mark)}
     assert len(before) >= 6  # kernel, server, supervisor, ranks, their children
     if how == "SIGKILL":
@@ -232,7 +241,7 @@ def script(tmp_path):
 def test_a_script_that_is_ended_takes_its_ranks_along(script, number):
     start, mark = script
     process = start("hang")
-    assert wait_until(lambda: sum("sleep" in other.name() for other in marked(mark)) == 2, 30)
+    assert wait_until(lambda: len(commands(mark, "sleep 60")) == 2, 30)
     process.send_signal(number)
     process.wait(5)
     assert wait_until(lambda: not marked(mark), 5)

@@ -27,12 +27,18 @@ def run(entry, world_size=1, payload=b"", timeout=20.0, group=False, **options):
 def others() -> list[psutil.Process]:
     """Processes below this one except the warm server (which adopts whoever loses its parent)."""
     server = jobs._server.process.pid if jobs._server else 0
-    found = [process for process in psutil.Process().children(recursive=True) if process.pid != server]
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in psutil.Process().children(recursive=True) if process.pid != server and alive(process)]
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def nothing_left() -> None:
-    end = time.monotonic() + 2.0
+    end = time.monotonic() + 5.0
     while others() and time.monotonic() < end:
         time.sleep(0.01)
     assert others() == []
