@@ -146,12 +146,12 @@ def test_a_fork_that_returns_as_well_is_not_heard():
 
 
 def test_timeout_tells_the_stack_and_ends_the_stubborn():
-    one, two = run(ranks_entries.stubborn, 2, timeout=0.7)
-    assert one.status == two.status == "timeout" and one.detail.startswith("not done after 0.7 s\nrank 0 stood at")
+    one, two = run(ranks_entries.stubborn, 2, timeout=2)
+    assert one.status == two.status == "timeout" and one.detail.startswith("not done after 2 s\nrank 0 stood at")
     assert "in stubborn" in one.detail and "time.sleep(1)" in one.detail and "labkit/ranks/" not in one.detail
     assert one.output == "begun\n"
     nothing_left()
-    (report,) = run(ranks_entries.blocks_in_c, timeout=0.5)
+    (report,) = run(ranks_entries.blocks_in_c, timeout=1.5)
     assert report.status == "timeout" and "in blocks_in_c" in report.detail
 
 
