@@ -40,7 +40,11 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/python -m autograder check
 
-bench: $(VENV)/.dev
+$(VENV)/.bench: $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench
 	$(BIN)/python -m tests.benchmarks
 
 demo: $(VENV)/.lab

@@ -78,11 +78,11 @@ def _refuse_heavy(items: list[Item], function: Any) -> None:
     weights = [(weigh(item.value, seen), item) for item in items]
     for weight, item in weights:
         if weight.stays is not None:
-            raise CargoError(f"{item.phrase} ({weight.stays}), which stays in this notebook: pass what the ranks need of it as an argument")
+            raise CargoError(f"{item.phrase} ({weight.stays}), which stays in this notebook: pass what is needed of it as an argument")
         if weight.on_card:
             raise CargoError(
-                f"{item.phrase}, which holds a CUDA tensor of this notebook: make it inside `{_name(function)}` on each rank, "
-                f"or pass a copy on the CPU as an argument of run_ranks"
+                f"{item.phrase}, which holds a CUDA tensor of this notebook: make it inside `{_name(function)}`, "
+                f"or take a copy on the CPU as an argument"
             )
     _refuse_sizes([(weight.total_bytes, item) for weight, item in weights], function)
 
@@ -93,7 +93,7 @@ def _refuse_sizes(sizes: list[tuple[int, Item]], function: Any) -> None:
     heavy = sorted(sizes, key=lambda pair: -pair[0])
     named = [f"{item.phrase} ({_megabytes(size)})" for size, item in heavy[:3] if size > LIMIT_BYTES // 8 or item is heavy[0][1]]
     raise CargoError(
-        f"{'; '.join(named)}: every rank would get a copy. Pass what a rank needs as an argument of run_ranks, or make it inside "
+        f"{'; '.join(named)}: every process would get a copy. Take what is needed as an argument, or make it inside "
         f"`{_name(function)}`"
     )
 
