@@ -6,7 +6,7 @@ HINTS = {
     "output": "Run three layers by hand. Does your function pass them x in order, each exactly once, and return the last output?",
     "no-graph": "How does autograd learn that the output depends on the parameters, when grad mode was off while the layers ran?",
     "gradients": "Compare the first layer whose gradient differs with its neighbour: which input did its second run start from?",
-    "input-grad": "x itself may be the output of an earlier layer. Which gradient does your backward hand on to it?",
+    "input-grad": "The input may be the output of an earlier layer. Which gradient does your backward hand on to it?",
     "parameter-grads": "Which call computes gradients of the parameters, and does it run in your version?",
     "scaled": "How many times does each parameter's gradient arrive in `.grad` during one backward?",
     "plain": "Memory grows with depth as in the plain run. Which tensors are kept until backward that could be computed again?",
@@ -21,7 +21,7 @@ HINTS = {
     "not-released": "When backward has finished with one segment, who still holds its recomputed tensors?",
     "half": "A segment is itself a chain of layers. While it runs again, how many of its activations have to be alive at once?",
     "calls": "Count the runs of layer 0 in one step. Which of them could reuse what another one computed?",
-    "remainder": "For 9 layers in 5 segments, write down your segment lengths. Which one decides the peak?",
+    "remainder": "Write down your segment lengths for 9 layers in 5 segments, and for 7 in 7. Which length decides the peak?",
     "count": "How many segments did the call ask for, and how many did you make?",
     "skipped": "For 10 layers in 4 segments, write down which layers your last segment holds.",
     "random-replay": "Does the second run of a dropout layer draw the same mask as the first? What decides the numbers it draws?",
@@ -39,10 +39,10 @@ HINTS = {
 def on_error(error: dict[str, Any]) -> str | None:
     """A hint for the crashes that have one typical cause."""
     message = error["message"]
-    if "backward through the graph a second time" in message or "does not have a grad_fn" in message and "second" in message:
+    if "backward through the graph a second time" in message:
         return "detach"
     if "does not require grad and does not have a grad_fn" in message:
-        return "grad-mode"
+        return "grad-mode" if "element 0 of" in message else "outputs"
     if "incorrect number of gradients" in message or "invalid gradient at index" in message:
         return "returns"
     return None

@@ -2,8 +2,8 @@
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from labkit.checks._core import WrongResult
 from labkit.recorder import Recorder
 
 WIDTH, BATCH = 32, 256
+TOLERANCE = 1e-4  # of a tensor's largest entry: rounding measures below 1e-5, activations kept in 16 bit 1e-3 and more
 UNIT = WIDTH * BATCH * 4  # bytes of one float32 activation: 32 KiB
 
 
@@ -112,8 +113,8 @@ def make_net(
     return Net(layers, x.clone().requires_grad_(input_needs_grad), loss_weight.clone(), spy)
 
 
-def examine_output(out: Any, like: torch.Tensor, what: str = "your function") -> torch.Tensor:
-    """`out`, or WrongResult when it is not a tensor like the plain run's that gradients can flow back from."""
+def examine_output(out: Any, like: torch.Tensor, what: str = "your function", detached: str = "no-graph") -> torch.Tensor:
+    """`out`, or WrongResult when it is not a tensor like the plain run's that gradients can flow back from (hint `detached`)."""
     wanted = f"expected a {tuple(like.shape)} {str(like.dtype).removeprefix('torch.')} tensor"
     if not isinstance(out, torch.Tensor):
         got = "None" if out is None else f"a {type(out).__name__}"
@@ -121,7 +122,7 @@ def examine_output(out: Any, like: torch.Tensor, what: str = "your function") ->
     if out.shape != like.shape or out.dtype != like.dtype:
         raise WrongResult(f"{what} returned a {tuple(out.shape)} {str(out.dtype).removeprefix('torch.')} tensor, {wanted}", "output")
     if not out.requires_grad:
-        raise WrongResult(f"{what} returned a tensor that no gradient can flow back from (requires_grad is False)", "no-graph")
+        raise WrongResult(f"{what} returned a tensor that no gradient can flow back from (requires_grad is False)", detached)
     return out
 
 
@@ -170,7 +171,8 @@ def run_step(
     torch.manual_seed(seed)
     with recorder or nullcontext():
         with phase("forward"):
-            out = examine_output(run(net.layers, net.x), net.x)
+            detached = "no-graph" if net.x.requires_grad else "input-without-grad"
+            out = examine_output(run(net.layers, net.x), net.x, detached=detached)
         if recorder:
             recorder.mark("between")
         between = torch.rand(4)
@@ -197,8 +199,19 @@ def of(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return {name.removeprefix(f"{prefix}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}/")}
 
 
-def close(observed: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> bool:
-    """Bit for bit, or within `tolerance` of the tensor's largest entry (another number of threads may add in another order)."""
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As the probes run: with as many threads, and so in the same order of additions, the judge's numbers are theirs to the last bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def close(observed: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> bool:
+    """Bit for bit, or within `tolerance` of the tensor's largest entry (another processor may add in another order)."""
     if observed.shape != expected.shape or observed.dtype != expected.dtype:
         return False
     if torch.equal(observed, expected):
@@ -213,7 +226,7 @@ def difference(
     net: Net,
     expected: dict[str, torch.Tensor],
     observed: dict[str, torch.Tensor],
-    tolerance: float = 1e-5,
+    tolerance: float = TOLERANCE,
     start: float = 0.0,
 ) -> tuple[str, str] | None:
     """(what is wrong, key of a hint) where a step's output and gradients are not the plain run's, or None."""
@@ -232,10 +245,15 @@ def difference(
     if "x" in expected and expected["x"].any() and not observed["x"].any():
         return "the input x received no gradient", "input-grad"
     if wrong:
-        ratio = float((moved.double() @ should.double()) / (should.double() @ should.double()))
-        if abs(ratio - 1) > 0.01 and close(moved, should * ratio, 1e-3):
+        # The last one that differs is nearest to the loss: its error is the cleanest.
+        nearest, right = (vector.split(sizes)[wrong[-1]].double() for vector in (moved, should))
+        ratio = float(nearest @ right / (right @ right).clamp_min(1e-300))
+        if abs(ratio) > 0.01 and abs(ratio - 1) > 0.01 and close(nearest, right * ratio, 1e-3):
             return f"parameter gradients are {ratio:.3g} times the plain run's", "scaled"
+        below = [i for i in wrong if not moved.split(sizes)[i].any() and should.split(sizes)[i].any()]
         owner = [layer.index for layer in net.layers for _ in layer.parameters()][wrong[-1]]
+        if below == wrong:
+            return f"no gradient arrives at layer {owner} and before", "input-grad"
         return f"gradients differ from layer {owner} down" if owner else "the first layer's gradients differ", "gradients"
     if "x" in expected and not close(observed["x"], expected["x"], tolerance):
         return "the gradient of x differs", "gradients"

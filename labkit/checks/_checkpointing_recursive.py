@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from labkit.checks._checkpointing_hints import HINTS, on_error
-from labkit.checks._checkpointing_nets import plain_peak
+from labkit.checks._checkpointing_nets import one_thread, plain_peak
 from labkit.checks._checkpointing_sequential import DEPTHS, judge_gradients, picture, probe_depths, slope_of, told_alive
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 
@@ -20,9 +20,11 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
 
 
 def _probe(candidate: Any, case: Case) -> Observation:
+    torch.set_num_threads(1)
     return probe_depths(candidate, case.values)
 
 
+@one_thread()
 def _judge(case: Case, seen: Observation) -> list[Finding]:
     rows = seen.values["rows"]
     deep = rows[-1]

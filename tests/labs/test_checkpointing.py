@@ -1,0 +1,113 @@
+"""Lab 02: its checks judge what they should, its reference gets everything, and what nobody wrote gets nothing."""
+
+import pytest
+import torch
+
+from labkit.checks import _checkpointing_nets as nets
+from labkit.checks import _checkpointing_plans as plans
+from labkit.checks._checkpointing_hints import HINTS, random_hint
+from labkit.checks._checkpointing_sequential import lengths, slope_of
+from tests.labs import corpus
+from tests.labs.solutions import solution
+
+CANDIDATES = {
+    "checkpointing.saved": ("saved_by", "saved_bytes"),
+    "checkpointing.checkpoint": ("checkpoint",),
+    "checkpointing.sequential": ("checkpoint_sequential",),
+    "checkpointing.best-segments": ("best_segments",),
+    "checkpointing.plan": ("best_plan",),
+    "checkpointing.select": ("select_layers",),
+    "checkpointing.recursive": ("checkpoint_recursive",),
+}
+
+
+@pytest.mark.parametrize("check", CANDIDATES)
+@pytest.mark.parametrize("strict", [False, True], ids=["visible", "hidden"])
+def test_reference_gets_all_points(check: str, strict: bool) -> None:
+    functions = tuple(getattr(solution("02"), name) for name in CANDIDATES[check])
+    verdict = corpus.examine(functions if len(functions) > 1 else functions[0], check, strict=strict)
+    assert verdict.status == "pass", verdict.as_text()
+
+
+@pytest.mark.parametrize(
+    ("check", "plain"),
+    [
+        ("checkpointing.checkpoint", lambda fn, *args: fn(*args)),
+        ("checkpointing.sequential", lambda layers, x, segments: nets.plain(layers, x)),
+        ("checkpointing.recursive", lambda layers, x: nets.plain(layers, x)),
+        ("checkpointing.best-segments", lambda costs: round(len(costs) ** 0.5)),
+    ],
+)
+def test_plain_earns_a_quarter_at_most(check: str, plain: object) -> None:
+    verdict = corpus.examine(plain, check)
+    assert 0 < verdict.points <= verdict.max_points / 4, verdict.as_text()
+
+
+@pytest.mark.parametrize("check", CANDIDATES)
+def test_nothing_earns_nothing(check: str) -> None:
+    def nothing(*args: object) -> None:
+        return None
+
+    verdict = corpus.examine((nothing, nothing) if check == "checkpointing.saved" else nothing, check)
+    assert verdict.points == 0, verdict.as_text()
+
+
+def test_using_the_library_is_flagged() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    verdict = corpus.examine(lambda fn, *args: checkpoint(fn, *args, use_reentrant=False), "checkpointing.checkpoint")
+    assert (verdict.status, verdict.points) == ("flagged", 0), verdict.as_text()
+
+
+def test_nets_are_the_same_in_every_process_and_leave_the_random_stream() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    one, two = (nets.make_net("mixed", 10, 7) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters, two.parameters, strict=True))
+    assert torch.equal(one.x, two.x)
+
+
+@pytest.mark.parametrize(("calls", "expected"), [([], []), ([6, 7, 8, 3, 4, 5, 0, 1, 2], [3, 3, 3]), ([2, 1, 0], [1, 1, 1])])
+def test_lengths(calls: list[int], expected: list[int]) -> None:
+    assert lengths(calls) == expected
+
+
+def test_slope_of_a_square_root() -> None:
+    assert slope_of([{"depth": n, "peak": 100 * n**0.5} for n in (16, 36, 64, 144)]) == pytest.approx(0.5)
+
+
+def test_random_hint_tells_why_masks_differ() -> None:
+    forward = [["forward", 0, True, 10, 20, ""], ["forward", 1, True, 20, 30, ""]]
+    assert random_hint([*forward, ["backward", 0, True, 30, 40, ""]]) == "random-when"
+    assert random_hint([*forward, ["backward", 0, True, 99, 40, ""]]) == "random-replay"
+    assert random_hint([*forward, ["backward", 0, False, 10, 20, ""]]) == "mode"
+
+
+def test_difference_names_the_fault() -> None:
+    net = nets.make_net("silu", 4, 1)
+    right = nets.run_step(net, nets.plain, 0)
+    assert nets.difference(net, right, right) is None
+    doubled = right | {"parameters": right["parameters"] * 2}
+    assert nets.difference(net, right, doubled) == ("parameter gradients are 2 times the plain run's", "scaled")
+    assert nets.difference(net, right, right | {"x": torch.zeros_like(right["x"])})[1] == "input-grad"
+    assert nets.difference(net, right, right | {"parameters": torch.zeros_like(right["parameters"])})[1] == "parameter-grads"
+    rounded = right | {"parameters": right["parameters"].bfloat16().float()}
+    assert nets.difference(net, right, rounded)[1] == "gradients"
+
+
+@pytest.mark.parametrize(("inside", "best"), [(1, 8), (10, 25), (0.01, 1)])
+def test_best_number_of_segments(inside: float, best: int) -> None:
+    costs = [(100, 100 * inside)] * 64
+    assert plans.near_best(costs, best)[0]
+    assert not plans.near_best(costs, 64)[0]
+
+
+def test_all_plans_are_all() -> None:
+    assert sorted(plans.all_plans(3)) == [[1, 1, 1], [1, 2], [2, 1], [3]]
+
+
+def test_no_hint_names_a_call_that_is_the_answer() -> None:
+    answers = ("fork_rng", "set_rng_state", "enable_grad", "detach(", "torch.autocast", "save_for_backward")
+    assert not [key for key, hint in HINTS.items() for answer in answers if answer in hint]
+    assert all(hint.rstrip().endswith("?") for hint in HINTS.values())
