@@ -70,7 +70,7 @@ def test_a_large_thing_that_comes_along_is_told_by_name(name, words):
     book = notebook(HEAVY)
     with pytest.raises(CargoError) as caught:
         run_ranks(eval(name, book.__dict__), 2)
-    assert words in str(caught.value) and "Pass what a rank needs as an argument" in str(caught.value)
+    assert words in str(caught.value) and "Take what is needed as an argument" in str(caught.value)
 
 
 def test_small_things_arguments_and_mere_attribute_names_pass():
