@@ -65,9 +65,9 @@ def draw_memory(axes: Axes, recording: Any, budget_bytes: int | None = None, top
     if budget_bytes:
         late_peak = len(times) > 0 and float(times[total.argmax()]) > 0.6 * end
         _limit(axes, budget_bytes / b_size, f"budget {human_bytes(budget_bytes)}", at_left=late_peak)
-    _phase_strip(axes, phases_of(recording, 60), s_size, end)
     if axes.collections:
         quiet_legend(axes, ncols=len(STACK))
+    _phase_strip(axes, phases_of(recording, 60), s_size, end)
 
 
 def _mark_peak(axes: Axes, time: float, height: float, label: str, end: float) -> None:
@@ -103,19 +103,28 @@ def _limit(axes: Axes, height: float, text: str, at_left: bool = False) -> None:
 
 
 def _phase_strip(axes: Axes, phases: list[tuple[str, float, float]], unit: float, end: float) -> None:
-    """A coloured strip under the axes; a name is written where it fits."""
+    """A coloured strip under the axes; a name is written where it fits, and in a key where it fits nowhere."""
     order = list(dict.fromkeys(name for name, _, _ in phases))
     place = blended_transform_factory(axes.transData, axes.transAxes)
+    unwritten = {}
     for name, start, stop in phases:
         a, b = start / unit, min(stop / unit, end)
         colour = PHASES[order.index(name) % len(PHASES)]
         axes.axvspan(a, b, color=colour, alpha=0.08, lw=0, zorder=0)
         strip = Rectangle((a, -0.085), b - a, 0.07, transform=place, color=colour, lw=0, clip_on=False)
         axes.add_patch(strip)
-        if (b - a) / (end or 1.0) > 0.0095 * len(name) + 0.008:
+        fits = (b - a) / (end or 1.0) > 0.0095 * len(name) + 0.008
+        if fits:
             axes.text((a + b) / 2, -0.052, name, transform=place, color="white", ha="center", va="center", fontsize=7.5)
+        unwritten[name] = None if fits else unwritten.get(name, strip)
     if phases:
         axes.tick_params(axis="x", length=0, pad=18)
+    key = {name: patch for name, patch in unwritten.items() if patch is not None}
+    if key and len(order) <= len(PHASES):
+        categories = axes.get_legend()
+        quiet_legend(axes, handles=list(key.values()), labels=list(key), ncols=len(key), loc="upper right",
+                     bbox_to_anchor=(1.0, -0.15), handleheight=0.5)  # fmt: skip
+        axes.add_artist(categories)  # a second legend would else replace the first
 
 
 @styled

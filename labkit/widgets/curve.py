@@ -6,9 +6,9 @@ import numpy as np
 
 from labkit.figures.thin import keep
 
-ROW_LIMIT = 2400  # rows kept at most while a curve grows
-COLUMNS = 600  # time buckets a full curve is thinned to: at most three rows each
-TAIL_LIMIT = 300  # rows sent again and again before they become part of the base
+ROW_LIMIT = 1800  # rows kept at most while a curve grows
+COLUMNS = 500  # time buckets a full curve is thinned to: at most three rows each
+TAIL_LIMIT = 500  # rows sent again and again before they become part of the base, which keeps a second under 0.5 MB
 
 
 class Curve:

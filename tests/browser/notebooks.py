@@ -45,10 +45,10 @@ def train(live, steps, pause=0.0):
     for _ in range(steps):
         with live.phase("forward"):
             loss = model(batch).square().mean()
-        time.sleep(pause)
+            time.sleep(pause)
         with live.phase("backward"):
             loss.backward()
-        time.sleep(pause)
+            time.sleep(pause)
         with live.phase("optimizer step"):
             optimizer.step()
             optimizer.zero_grad()

@@ -93,6 +93,11 @@ class Server:
         self._process = None
         self._log.close()
 
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        return self._process.pid
+
     def notebook(self, name: str) -> dict:
         """A notebook as it stands on the disk."""
         return json.loads((self.root / name).read_text(encoding="utf-8"))

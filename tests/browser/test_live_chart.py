@@ -244,9 +244,9 @@ def shows_the_picture(lab, index):
     assert "rror" not in output.inner_text()
 
 
-def test_dark_theme_narrow_and_zoomed(browser_page, jupyter, folder):
-    server = jupyter(folder, theme="JupyterLab Dark")
+def test_dark_theme_narrow_and_zoomed(browser_page, server):
     lab = opened(browser_page, server, "run")
+    lab.command("apputils:change-theme", theme="JupyterLab Dark")
     lab.run_cell(SLOW_CELL)
     output = lab.output(SLOW_CELL)
     output.locator("canvas").wait_for()

@@ -110,8 +110,12 @@ class MemoryView {
     this.pause.setAttribute("aria-pressed", this.paused);
     const behind = this.paused ? `paused, ${humanSeconds(info.seconds - shown.seconds)} behind` : info.state;
     this.state.textContent = `${behind} · ${humanBytes(at.total)} ${this.index == null ? (info.running ? "now" : "at the end") : "at the cursor"} · peak ${humanBytes(shown.peak.bytes)}`;
-    this.legend.replaceChildren(...at.parts.map(([name, bytes], c) => h("span", { class: "labkit-key", "data-empty": !bytes && !shown.peak.parts[c] },
-      h("i", { style: `background:${shown.colours[name]}` }), name, h("b", {}, humanBytes(bytes)))));
+    const names = [...new Set(shown.phases.map((phase) => phase[0]))];
+    this.legend.replaceChildren(
+      ...at.parts.map(([name, bytes], c) => h("span", { class: "labkit-key", "data-empty": !bytes && !shown.peak.parts[c] },
+        h("i", { style: `background:${shown.colours[name]}` }), name, h("b", {}, humanBytes(bytes)))),
+      ...names.slice(0, shown.phase_colours.length).map((name, i) => h("span", { class: "labkit-key labkit-phase" },
+        h("i", { style: `background:${shown.phase_colours[i]}` }), name)));
     this.words.textContent = info.words;
     this.plotBox.setAttribute("aria-label", `Chart of live memory. ${info.words}`);
     this.slider.setAttribute("aria-valuemax", shown.seconds.toFixed(6));
