@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +55,7 @@ def rows() -> list[dict]:
     from jupyter_client.manager import KernelManager
 
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(ROOT))
+    manager.start_kernel(stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(ROOT))
     client = manager.client()
     client.start_channels()
     try:
