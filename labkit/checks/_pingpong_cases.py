@@ -1,0 +1,180 @@
+"""Inputs of the ping-pong checks: networks of odd, mixed widths, and what each run of one is to show.
+
+A case's `runs` each name a model of the case by its number. The tensors of model 2 are "2/0/weight" (layers) or "2/0/up.weight" (blocks), the input of
+run 1 is "x1".
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from labkit.checks._core import Case
+
+# Widest first, so that buffers grown on demand are grown once: what repeats is narrower and goes up and down.
+WIDE = (96, 96, 96)
+REPEATED = (56, 80, 48, 72, 64, 88)
+BATCH = 64
+OUT = 64
+
+
+class Builder:
+    """Collects runs and tensors of one case."""
+
+    def __init__(self, name: str, generator: torch.Generator, covers: tuple[str, ...] | None = None) -> None:
+        self.name, self.generator, self.covers = name, generator, covers
+        self.runs: list[dict[str, Any]] = []
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.models = 0
+
+    def layers(self, widths: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
+        """Add a model of linear layers; returns its number."""
+        for layer, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+            self._linear(f"{self.models}/{layer}/", inputs, outputs, 1.0, dtype)
+        return self._next()
+
+    def blocks(self, width: int, hidden: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
+        """Add a model of residual blocks; returns its number."""
+        for block, size in enumerate(hidden):
+            self._linear(f"{self.models}/{block}/up.", width, size, 1.0, dtype)
+            self._linear(f"{self.models}/{block}/down.", size, width, 0.2, dtype)
+        return self._next()
+
+    def run(self, name: str, model: int, shape: tuple[int, int], dtype: torch.dtype = torch.float32, **facts: Any) -> None:
+        """Add a run of `model` on a random input; `facts` travel with it."""
+        self.tensors[f"x{len(self.runs)}"] = torch.randn(shape, generator=self.generator, dtype=dtype)
+        self.runs.append({"name": name, "model": model, **facts})
+
+    def case(self, kind: str, **values: Any) -> Case:
+        return Case(self.name, {"kind": kind, "runs": self.runs, **values}, self.tensors, covers=self.covers)
+
+    def _linear(self, prefix: str, inputs: int, outputs: int, gain: float, dtype: torch.dtype) -> None:
+        scale = gain * math.sqrt(2.0 / inputs)
+        self.tensors[prefix + "weight"] = torch.randn(outputs, inputs, generator=self.generator, dtype=dtype) * scale
+        self.tensors[prefix + "bias"] = torch.randn(outputs, generator=self.generator, dtype=dtype) * 0.1
+
+    def _next(self) -> int:
+        self.models += 1
+        return self.models - 1
+
+
+def deep_widths(depth: int) -> list[int]:
+    """Widths of a network of `depth` layers whose buffers need not grow after the second layer."""
+    repeated = [REPEATED[i % len(REPEATED)] for i in range(depth - 3)]
+    return [*WIDE, *repeated, OUT]
+
+
+def _sizes(generator: torch.Generator, count: int, low: int = 3, high: int = 40) -> list[int]:
+    return torch.randint(low, high, (count,), generator=generator).tolist()
+
+
+def forward_cases(generator: torch.Generator, strict: bool) -> list[Case]:
+    core = Builder("2, 7 and 8 layers", generator)
+    up_and_down = [5, 9, 33, 17, 40, 8, 21, 6, 13]  # neither the first nor the last is the widest
+    for depth in (2, 7, 8):
+        core.run(f"{depth} layers", core.layers(up_and_down[: depth + 1]), (6, 5))
+    core.run("another input", core.models - 1, (6, 5))
+    deep = Builder("12 and 24 layers", generator)
+    for depth in (12, 24):
+        deep.run(f"{depth} layers", deep.layers(deep_widths(depth)), (BATCH, WIDE[0]), measured=True)
+    edges = Builder("edge cases", generator, covers=("edge cases",))
+    edges.run("no layers", edges.layers([7]), (4, 7))
+    edges.run("one layer", edges.layers([7, 12]), (4, 7))
+    five = edges.layers([7, 12, 5, 11, 11, 3])
+    edges.run("one row", five, (1, 7))
+    edges.run("8 rows", five, (8, 7))
+    edges.run("then 3 rows", five, (3, 7))
+    edges.run("float64", edges.layers([7, 12, 5, 11], torch.float64), (4, 7), torch.float64)
+    edges.run("a strided view", five, (4, 7), strided=True)
+    edges.run("an input that requires grad", five, (4, 7), grad=True)
+    cases = [core.case("layers"), deep.case("layers"), edges.case("layers")]
+    if strict:
+        more = Builder("3, 9 and 16 layers", generator)
+        for depth in (3, 9, 16):
+            sizes = _sizes(generator, depth + 1)
+            more.run(f"{depth} layers", more.layers(sizes), (11, sizes[0]))
+        deeper = Builder("9 and 33 layers", generator)
+        for depth in (9, 33):
+            deeper.run(f"{depth} layers", deeper.layers(deep_widths(depth)), (BATCH + 7, WIDE[0]), measured=True)
+        last = Builder("more edge cases", generator, covers=("edge cases",))
+        last.run("no layers, strided", last.layers([9]), (5, 9), strided=True)
+        last.run("one layer, strided", last.layers([9, 4]), (5, 9), strided=True)
+        last.run("one layer, float64", last.layers([9, 30], torch.float64), (5, 9), torch.float64)
+        last.run("one column", last.layers([1, 14, 1, 2]), (5, 1))
+        cases += [more.case("layers"), deeper.case("layers"), last.case("layers")]
+    return cases
+
+
+def residual_cases(generator: torch.Generator, strict: bool) -> list[Case]:
+    core = Builder("2, 3 and 5 blocks", generator)
+    for hidden in ((9, 30), (24, 7, 12), (12, 40, 5, 31, 16)):
+        core.run(f"{len(hidden)} blocks", core.blocks(12, hidden), (6, 12))
+    core.run("another input", core.models - 1, (6, 12))
+    deep = Builder("6 and 12 blocks", generator)
+    for depth in (6, 12):
+        hidden = [WIDE[0], *[REPEATED[i % len(REPEATED)] for i in range(depth - 1)]]
+        deep.run(f"{depth} blocks", deep.blocks(OUT, hidden), (BATCH, OUT), measured=True)
+    edges = Builder("edge cases", generator, covers=("edge cases",))
+    edges.run("no blocks", edges.blocks(7, []), (4, 7))
+    edges.run("one block", edges.blocks(7, [12]), (4, 7))
+    three = edges.blocks(7, [12, 5, 9])
+    edges.run("one row", three, (1, 7))
+    edges.run("8 rows", three, (8, 7))
+    edges.run("then 3 rows", three, (3, 7))
+    edges.run("float64", edges.blocks(7, [12, 5], torch.float64), (4, 7), torch.float64)
+    edges.run("a strided view", three, (4, 7), strided=True)
+    edges.run("an input that requires grad", three, (4, 7), grad=True)
+    cases = [core.case("blocks"), deep.case("blocks"), edges.case("blocks")]
+    if strict:
+        more = Builder("4 and 7 blocks", generator)
+        for depth in (4, 7):
+            more.run(f"{depth} blocks", more.blocks(17, _sizes(generator, depth)), (9, 17))
+        deeper = Builder("5 and 17 blocks", generator)
+        for depth in (5, 17):
+            hidden = [WIDE[0], *[REPEATED[i % len(REPEATED)] for i in range(depth - 1)]]
+            deeper.run(f"{depth} blocks", deeper.blocks(OUT, hidden), (BATCH + 7, OUT), measured=True)
+        cases += [more.case("blocks"), deeper.case("blocks")]
+    return cases
+
+
+def persistent_cases(generator: torch.Generator, strict: bool) -> list[Case]:
+    mixed = [5, 9, 33, 17, 40, 8, 21, 6, 13, 4, 28, 15, 7]
+    core = Builder("1, 2, 7 and 8 layers", generator)
+    for depth in (1, 2, 7, 8):
+        _calls(core, f"{depth} layers" if depth > 1 else "one layer", mixed[: depth + 1], 8, 3, small_first=depth == 7)
+    deep = Builder("12 and 24 layers", generator)
+    for depth in (12, 24):
+        _calls(deep, f"{depth} layers", deep_widths(depth), 48, 20, measured=True)
+    cases = [core.case("calls"), deep.case("calls")]
+    if strict:
+        more = Builder("3 and 12 layers", generator)
+        for depth in (3, 12):
+            _calls(more, f"{depth} layers", _sizes(generator, depth + 1), 9, 5)
+        deeper = Builder("9 and 33 layers", generator)
+        for depth in (9, 33):
+            _calls(deeper, f"{depth} layers", deep_widths(depth), 56, 33, measured=True)
+        cases += [more.case("calls"), deeper.case("calls")]
+    return cases
+
+
+# What an executor is put through: rows of the call ("max" or "less"), whether it gets an `out`, whether x is the first call's tensor with new values,
+# and whether it may allocate (the first call of a shape may).
+SCRIPT = (
+    {"rows": "max", "may": True},
+    {"rows": "max"},
+    {"rows": "less", "may": True},
+    {"rows": "max", "again": True},
+    {"rows": "less"},
+    {"rows": "max", "out": True},
+    {"rows": "max", "out": True},
+    {"rows": "less"},
+)
+
+
+def _calls(builder: Builder, name: str, widths: Sequence[int], most: int, less: int, **facts: Any) -> None:
+    number, model = len(builder.runs), builder.layers(widths)
+    for index, call in enumerate(SCRIPT):
+        rows = most if call["rows"] == "max" else less
+        builder.tensors[f"x{number}/{index}"] = torch.randn(rows, widths[0], generator=builder.generator)
+    builder.runs.append({"name": name, "model": model, "max_batch": most, **facts})

@@ -1,0 +1,131 @@
+"""What the observations of a persistent executor mean: what later calls make, what it holds, and what it leaves alone."""
+
+from typing import Any
+
+import torch
+
+from labkit.checks._core import Case, Finding, Observation
+from labkit.checks._pingpong_cases import SCRIPT
+from labkit.checks._pingpong_judge import (
+    SMALL,
+    allocated_bytes,
+    error_of,
+    expected,
+    places_told,
+    runs_of,
+    unit_bytes,
+    why_wrong,
+)
+
+LATER = [i for i, call in enumerate(SCRIPT) if not call.get("may")]
+SAME = [i for i in LATER if SCRIPT[i]["rows"] == SCRIPT[i - 1]["rows"]]
+AFTER_LESS = [i for i in LATER if i not in SAME]
+OUTS = [i for i, call in enumerate(SCRIPT) if call.get("out")]
+
+
+def judge_executor(case: Case, seen: Observation) -> list[Finding]:
+    """Findings of one case of the persistent executor."""
+    findings = [_output(case, seen), _kept(case, seen), _inputs(case, seen)]
+    if case.values["runs"][-1].get("measured"):
+        findings += [
+            _made(case, seen, "second call", SAME, "nothing of an activation's size", "made-again"),
+            _made(case, seen, "smaller batch", AFTER_LESS, "nothing after a smaller batch", "reshaped"),
+            _held(case, seen),
+            _reported(case, seen),
+        ]
+    return findings
+
+
+def _output(case: Case, seen: Observation) -> Finding:
+    wanted = "the network's, to 1e-4"
+    for number, run, facts in runs_of(case, seen):
+        for index in range(len(SCRIPT)):
+            if index in OUTS:
+                continue
+            key = f"x{number}/{index}"
+            y, reference = seen.tensors[f"y{number}/{index}"], expected(case, run["model"], case.tensors[key])
+            if error_of(y, reference) > 1:
+                hint = why_wrong(case, run["model"], facts, y, key)
+                return Finding("output", False, wanted, f"wrong in call {index + 1} ({run['name']})", hint, places_told(facts))
+    return Finding("output", True, wanted, f"right in {len(SCRIPT)} calls of each network")
+
+
+def _kept(case: Case, seen: Observation) -> Finding:
+    wanted = "in `out`, and left alone"
+    for number, run, _ in runs_of(case, seen):
+        for index in OUTS:
+            then, later = seen.tensors[f"y{number}/{index}"], seen.tensors[f"out{number}/{index}"]
+            right = error_of(then, expected(case, run["model"], case.tensors[f"x{number}/{index}"])) <= 1
+            same = torch.equal(then.nan_to_num(nan=-1.0), later.nan_to_num(nan=-1.0))
+            where = f"({run['name']}, call {index + 1})"
+            if not right:
+                empty = bool(torch.isnan(then).any())
+                told = "not in `out` when the call returned" if empty else "wrong in `out`"
+                return Finding("result in out", False, wanted, f"{told} {where}", "out-ignored" if same else "late-reader")
+            if not same:
+                return Finding("result in out", False, wanted, f"right, then changed by a later call {where}", "aliased")
+    return Finding("result in out", True, wanted, "still right after later calls")
+
+
+def _inputs(case: Case, seen: Observation) -> Finding:
+    for number, run, _ in runs_of(case, seen):
+        for index in range(len(SCRIPT)):
+            last = 3 if index == 0 else index  # the first input was given new values for the fourth call
+            if not torch.equal(seen.tensors[f"x{number}/{index}"], case.tensors[f"x{number}/{last}"]) and not (index == 3):
+                return Finding("input", False, "unchanged", f"changed ({run['name']}, call {index + 1})", "input-changed")
+    return Finding("input", True, "unchanged", "unchanged")
+
+
+def _made(case: Case, seen: Observation, name: str, calls: list[int], wanted: str, hint: str) -> Finding:
+    worst = (0, 0.0, "")
+    for number, run, facts in runs_of(case, seen):
+        for index in calls:
+            unit, least = unit_bytes(case, run["model"], case.tensors[f"x{number}/{index}"])
+            call = facts["calls"][index]
+            made = sum(size >= least for size in call["made"])
+            share = allocated_bytes(seen.recordings[str(number)], f"call {index}", f"call {index + 1}") / unit
+            if made or share > SMALL:
+                worst = max(worst, (made, share, f"call {index + 1}, {run['name']}"))
+    if worst[2]:
+        what = f"{worst[0]} tensors made" if worst[0] != 1 else "1 tensor made"
+        told = f"{what}, {worst[1]:.1f} activations ({worst[2]})"
+        grad = any(facts["grad"] for _, _, facts in runs_of(case, seen))
+        cloned = worst[0] == 1 and worst[1] <= 1 + SMALL and name == "second call"
+        return Finding(name, False, wanted, told, "grad" if grad else "result-copied" if cloned else hint)
+    if any(facts["grad"] for _, _, facts in runs_of(case, seen)):
+        return Finding(name, False, wanted, "the result hangs on an autograd graph", "grad")
+    resized = [text for _, _, facts in runs_of(case, seen) for text in facts["resized"]]
+    if resized and name == "smaller batch":
+        return Finding(name, False, wanted, f"torch resized an output {len(resized)} times", hint, resized[0])
+    return Finding(name, True, wanted, f"0 tensors in {len(calls)} calls")
+
+
+def _held(case: Case, seen: Observation) -> Finding:
+    """Two buffers for the largest batch; who keeps a pair per shape may hold the smaller pair too."""
+    wanted, told, held, passed = "at most 2 activations, at any depth", [], [], True
+    for number, run, facts in runs_of(case, seen):
+        unit = unit_bytes(case, run["model"], case.tensors[f"x{number}/0"], run["max_batch"])[0]
+        less = unit_bytes(case, run["model"], case.tensors[f"x{number}/2"])[0]
+        bytes_held = [call["held"] for call in facts["calls"]]
+        held.append(bytes_held[1] / unit)
+        told.append(f"{held[-1]:.1f} with {run['name']}")
+        if max(bytes_held[:2]) > (2 + SMALL) * unit:
+            passed = False
+        elif bytes_held[-1] > (2 + SMALL) * unit + 2 * less or bytes_held[-1] - bytes_held[2] > SMALL * unit:
+            passed = False
+            told[-1] += f", {bytes_held[-1] / unit:.1f} after {len(bytes_held)} calls"
+    passed = passed and held[-1] - held[0] <= SMALL
+    return Finding("memory held", passed, wanted, ", ".join(told), "holds")
+
+
+def _reported(case: Case, seen: Observation) -> Finding:
+    for number, run, facts in runs_of(case, seen):
+        said: Any = facts["reported"]
+        held = facts["calls"][-1]["held"]
+        if said is None or isinstance(said, str):
+            return Finding("buffer_bytes", False, f"{held} bytes, as held", f"{said or 'not there'} ({run['name']})", "reported-missing")
+        options = {held, facts["calls"][1]["held"]}
+        if not any(abs(said - bytes_held) <= 0.01 * bytes_held for bytes_held in options):
+            told = f"{said:.0f} bytes said, {held} held ({run['name']})"
+            return Finding("buffer_bytes", False, "what is held", told, "reported")
+    return Finding("buffer_bytes", True, "what is held", "as measured")
