@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -92,7 +93,9 @@ def _cell_problems(lab: str, version: str, execution: Execution) -> list[str]:
     problems = []
     for index, seconds in execution.seconds.items():
         if seconds > SLOW_S:
-            problems.append(f"{lab}: {version}: cell {index} ran {seconds:.0f} s; no cell takes more than {SLOW_S}.")
+            busy = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+            told = f"{lab}: {version}: cell {index} ran {seconds:.0f} s ({busy}); no cell takes more than {SLOW_S}"
+            problems.append(f"{told}: {execution.notebook.cells[index].source.strip().splitlines()[-1][:60]!r}.")
         errors = [output for output in execution.notebook.cells[index].outputs if output.output_type == "error"]
         if version == "solution" and errors:
             problems.append(f"{lab}: {version}: cell {index} fails with {errors[0].ename}: {errors[0].evalue[:120]}.")
