@@ -7,7 +7,7 @@ from struct import Struct
 
 PHASE_SHIFT, MODULE_SHIFT, CATEGORY_SHIFT = 16, 32, 52
 OP_MASK, PHASE_MASK, MODULE_MASK, CATEGORY_MASK = 0xFFFF, 0xFFFF, 0xFFFFF, 0xF
-IN_BACKWARD, RECOMPUTE, FIRST_SEEN, COLLECTED, RESIZED, FREED = (1 << bit for bit in range(56, 62))
+IN_BACKWARD, RECOMPUTE, FIRST_SEEN, COLLECTED, RESIZED, FREED, ON_CARD = (1 << bit for bit in range(56, 63))
 
 # Rows of the buffers, and their columns as numpy sees them. Seconds count from the recorder's start.
 EVENT = Struct("=qqqd")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from . import _wire
-from ._code import FIRST_SEEN, FREED, IN_BACKWARD, MODULE_MASK, MODULE_SHIFT, OP_MASK, PHASE_MASK, PHASE_SHIFT, RECOMPUTE
+from ._code import FIRST_SEEN, FREED, IN_BACKWARD, MODULE_MASK, MODULE_SHIFT, ON_CARD, OP_MASK, PHASE_MASK, PHASE_SHIFT, RECOMPUTE
 from .categories import CATEGORIES
 from .infos import OpInfo, StorageInfo
 
@@ -70,6 +70,10 @@ class RecordedData:
         return self.arrays["event_code"][self._first] & FIRST_SEEN == 0
 
     @cached_property
+    def _on_card(self) -> np.ndarray:
+        return self.arrays["event_code"][self._first] & ON_CARD != 0
+
+    @cached_property
     def _birth_bytes(self) -> np.ndarray:
         return self.arrays["event_delta"][self._first]
 
@@ -125,6 +129,7 @@ class RecordedData:
             phase=self._phase(code),
             born=bool(self._born[sid]),
             name=self.header["names"][self.arrays["storage_name"][sid]],
+            on_card=bool(code & ON_CARD),
             born_s=float(self.arrays["event_seconds"][first]),
             freed_s=None if last < 0 else float(self.arrays["event_seconds"][last]),
             born_event=first,

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Iterator
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from . import categories as cat
@@ -28,7 +29,7 @@ class Watch:
         for name, thing in _named(things):
             if isinstance(thing, torch.nn.Module):
                 self.modules.append((name, weakref.ref(thing)))
-            elif isinstance(thing, torch.optim.Optimizer):
+            elif hasattr(thing, "param_groups") and hasattr(thing, "state"):  # an Optimizer, or one built like it
                 self.optimizers.append((name, weakref.ref(thing)))
             elif isinstance(thing, torch.Tensor):
                 self.tensors.append((name or f"input {len(self.tensors)}", weakref.ref(thing)))
@@ -54,8 +55,8 @@ class Watch:
                         self._parameter(log, param, f"{prefix or 'param'} {len(names)}", names)
             for param, state in optimizer.state.items():
                 owner = names.get(id(param), "")
-                for key, value in state.items() if isinstance(state, dict) else ():
-                    for inner in _plain(value):
+                for key, value in state.items() if isinstance(state, dict) else (("state", state),):
+                    for inner in _nested(value):
                         log.seen(inner, cat.OPTIMIZER_STATE, f"{owner}.{key}" if owner else str(key))
         log.param_names = names
         for name, tensor in self._alive(self.tensors):
@@ -100,9 +101,18 @@ def _named(things: object) -> Iterator[tuple[str, object]]:
         yield "", things
 
 
+def _nested(value: object) -> Iterator[torch.Tensor]:
+    """The plain tensors anywhere in lists, tuples and dicts."""
+    if isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _nested(item)
+    else:
+        yield from _plain(value)
+
+
 def _plain(tensor: object) -> Iterator[torch.Tensor]:
     """The plain tensors that hold a tensor's bytes: a DTensor's local shard, say. Nothing for what is no tensor."""
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, torch.Tensor) or is_lazy(tensor):  # a lazy parameter has no storage yet
         return
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:

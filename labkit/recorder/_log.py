@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 
 from . import categories as cat
-from ._code import CATEGORY_SHIFT, COLLECTED, EVENT, FIRST_SEEN, FREED, OP, OP_MASK, RESIZED
+from ._code import CATEGORY_SHIFT, COLLECTED, EVENT, FIRST_SEEN, FREED, ON_CARD, OP, OP_MASK, RESIZED
 from ._ops import OpTable
 
 _pack_event = EVENT.pack
@@ -68,6 +68,8 @@ class Log:
         if first is not live:  # another thread was faster
             return first
         live.sid = next(self._sids)
+        if self.sampler is not None and storage.device.type == "cuda":
+            code |= ON_CARD
         self.events += _pack_event(live.sid, nbytes, code | category << CATEGORY_SHIFT, perf_counter() - self.start)
         self.by_category[category] += nbytes
         self.total += nbytes

@@ -9,7 +9,7 @@ class StorageInfo:
 
     `bytes` are those at the instant asked about (at birth, for `allocations`). `born` is False for what existed before
     the recorder saw it. `freed_s` and `freed_event` are None for what outlived the recording. Events count changes of
-    memory: of two, the one with the smaller number happened first.
+    memory: of two, the one with the smaller number happened first. `on_card` is True for CUDA memory.
     """
 
     sid: int
@@ -20,6 +20,7 @@ class StorageInfo:
     phase: str
     born: bool
     name: str
+    on_card: bool
     born_s: float
     freed_s: float | None
     born_event: int

@@ -106,6 +106,7 @@ class Recorder:
     def phase(self, name: str) -> Iterator[None]:
         """Name what runs inside; phases nest and repeat. Garbage is collected at both ends."""
         log = self.log
+        self._need_running()
         if name not in self.phase_names:
             self.phase_names.append(name)
         self.scan(collect=True)
@@ -129,6 +130,7 @@ class Recorder:
 
     def mark(self, name: str) -> int:
         """Name this instant, after collecting garbage. Returns the live bytes."""
+        self._need_running()
         self.scan(collect=True)
         self.marks.append({"name": name, "seconds": self._now(), "event": self.log.event_count()})
         return self.log.total
@@ -139,11 +141,12 @@ class Recorder:
         Keys: bytes, peak_bytes, by_category, phase, op (that allocated last), seconds, refusals (count).
         """
         log = self.log
+        opened = self._open[-1:]
         return {
             "bytes": log.total,
             "peak_bytes": log.peak,
             "by_category": dict(zip(CATEGORIES, log.by_category, strict=True)),
-            "phase": self._open[-1]["name"] if self._open else "",
+            "phase": opened[0]["name"] if opened else "",
             "op": log.table.names[log.last_allocation],
             "seconds": self._now() if log.active else self.seconds,
             "refusals": len(log.refusals),
@@ -165,6 +168,10 @@ class Recorder:
         if self._recording is None:
             self._recording = self.snapshot()
         return self._recording
+
+    def _need_running(self) -> None:
+        if self._mode is None or not self.log.active:
+            raise RuntimeError("phases and marks belong inside `with Recorder() as rec:`")
 
     def _now(self) -> float:
         return time.perf_counter() - self.log.start

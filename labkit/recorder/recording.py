@@ -12,7 +12,8 @@ class Recording(RecordedData):
     """Plain data with readers, made by `Recorder.recording`, `Recording.load` or `Recording.from_wire`.
 
     Readers that take `born` count everything that the recorder saw, or with `born=True` only what was made inside the
-    recording. A `phase` includes the phases inside it, and all its runs; an unknown phase or mark raises KeyError.
+    recording; `on_card` keeps only CUDA memory (True) or only the rest (False). A `phase` includes the phases inside
+    it, and all its runs; an unknown phase or mark raises KeyError.
 
     Attributes: `marks` and `phases` (dicts with "name" and seconds), `cycles` (bytes that only the garbage collector
     freed), `refusals` (what the budget did not allow), `samples` and `card` (on CUDA: allocator and card bytes over
@@ -21,11 +22,13 @@ class Recording(RecordedData):
 
     # Bytes over time
 
-    def timeline(self, born: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def timeline(self, born: bool = False, on_card: bool | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Event numbers, seconds and live bytes after every change of memory."""
         index = np.arange(len(self._sid))
         if born:
-            index = index[self._born[self._sid]]
+            index = index[self._born[self._sid[index]]]
+        if on_card is not None:
+            index = index[self._on_card[self._sid[index]] == on_card]
         return index, self.arrays["event_seconds"][index], np.cumsum(self.arrays["event_delta"][index])
 
     def timeline_by_category(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -40,16 +43,16 @@ class Recording(RecordedData):
         """Most bytes alive at once."""
         return self.peak()
 
-    def peak(self, phase: str | None = None, born: bool = False) -> int:
+    def peak(self, phase: str | None = None, born: bool = False, on_card: bool | None = None) -> int:
         """Most bytes alive at once, overall or while `phase` ran."""
-        index, _, live = self.timeline(born)
+        index, _, live = self.timeline(born, on_card)
         spans = [(0, len(self._sid))] if phase is None else self._spans(phase, "event")
         cuts = [np.searchsorted(index, span) for span in spans]
         return max(max(int(live[a:b].max(initial=0)), before(live, a)) for a, b in cuts)
 
-    def at(self, mark: str, born: bool = False) -> int:
+    def at(self, mark: str, born: bool = False, on_card: bool | None = None) -> int:
         """Live bytes at a mark (the last of that name)."""
-        index, _, live = self.timeline(born)
+        index, _, live = self.timeline(born, on_card)
         return before(live, np.searchsorted(index, self._event_of(mark)))
 
     def by_category(self, at: str = "peak") -> dict[str, int]:

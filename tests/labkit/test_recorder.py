@@ -275,6 +275,32 @@ def test_inference_activations():
         del kept
 
 
+def test_lazy_modules_and_states_of_any_shape():
+    class Own:
+        """An optimizer of a learner's own, built like PyTorch's."""
+
+        def __init__(self, params):
+            self.param_groups = [{"params": list(params)}]
+            self.state = {p: {"history": [torch.zeros(10), {"sum": torch.zeros(5)}], "count": 3} for p in params}
+
+    lazy, linear = nn.LazyLinear(W), nn.Linear(W, W, bias=False)
+    optimizer = Own([linear.weight])
+    with Recorder(watch=[lazy, linear, optimizer]) as rec:
+        rec.mark("before")
+        lazy(torch.ones(2, W))
+        rec.mark("after")
+    r = rec.recording
+    assert r.by_category("before") == r.by_category("before") | {"parameters": 256, "optimizer state": 60}
+    assert r.by_category("after")["parameters"] == 256 + 288
+
+
+def test_a_formula_that_fails_stops_nothing():
+    with Recorder() as rec:
+        q, k = torch.ones(1, 2, 4, 8), torch.ones(2, 2, 4, 8)
+        torch.nn.functional.scaled_dot_product_attention(q, k, k)  # batches broadcast; the formula wants them equal
+    assert rec.recording.flops() >= 0 and rec.recording.peak_bytes > 0
+
+
 def test_refuses_nonsense():
     with pytest.raises(TypeError, match="not int"):
         Recorder(watch=[3])
@@ -282,6 +308,9 @@ def test_refuses_nonsense():
         pass
     with pytest.raises(RuntimeError, match="records once"), rec:
         pass
+    for late in (lambda: rec.mark("late"), lambda: rec.phase("late").__enter__()):
+        with pytest.raises(RuntimeError, match="inside"):
+            late()
 
 
 def test_travels(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from labkit.recorder import Recorder, Recording, _samplers
+from labkit.recorder._code import ON_CARD
 
 
 class Card:
@@ -77,3 +78,16 @@ def test_no_card():
     with Recorder() as rec:
         torch.zeros(1)
     assert rec.recording.card is None and rec.recording.samples == []
+
+
+def test_the_cards_memory_is_told_from_the_rest():
+    """No card here: what such a recording would say is written into one by hand."""
+    with Recorder() as rec:
+        kept = [torch.zeros(10), torch.zeros(20), torch.zeros(5)]
+        rec.mark("end")
+    header, tensors = rec.recording.to_wire()
+    tensors["event_code"][1] |= ON_CARD
+    r = Recording.from_wire(header, tensors)
+    assert r.peak_bytes == 140 and r.peak(on_card=True) == 80 and r.peak(on_card=False) == 60
+    assert r.at("end", on_card=True) == 80 and [s.on_card for s in r.allocations()] == [False, True, False]
+    del kept
