@@ -23,7 +23,7 @@ HINTS = {
     "calls": "Count the runs of layer 0 in one step. Which of them could reuse what another one computed?",
     "remainder": "Write down your segment lengths for 9 layers in 5 segments, and for 7 in 7. Which length decides the peak?",
     "count": "How many segments did the call ask for, and how many did you make?",
-    "skipped": "For 10 layers in 4 segments, write down which layers your last segment holds.",
+    "skipped": "For 10 layers in 4 segments, which layers does your last segment hold?",
     "random-replay": "Does the second run of a dropout layer draw the same mask as the first? What decides the numbers it draws?",
     "random-when": "At which instant must the snapshot of the random state be taken, so that replaying it gives the same numbers?",
     "random-after": "After the step, the next `torch.rand` is not the plain run's. What did your second forward do to the random stream?",

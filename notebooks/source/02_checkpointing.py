@@ -234,7 +234,10 @@ class Recompute(torch.autograd.Function):
             outputs = ctx.fn(*args)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [(out, grad) for out, grad in zip(outputs, output_grads) if out.requires_grad]
-        torch.autograd.backward([out for out, _ in pairs], [grad for _, grad in pairs])
+        edges = [torch.autograd.graph.get_gradient_edge(out) for out, _ in pairs]
+        grads = [grad for _, grad in pairs]
+        del outputs, pairs  # an edge leads into the graph without holding the output
+        torch.autograd.backward(edges, grads)
         return None, *(a.grad if torch.is_tensor(a) else None for a in args)
         ### END SOLUTION
 
@@ -365,8 +368,8 @@ both = {"plain": baseline, "8 segments": checkpointed}
 compare_memory(both, baseline="plain", title="Before and after", budget_bytes=budget)
 
 # %% [markdown]
-# The saw teeth in backward are your segments: each one comes back whole and goes. Every tooth stands on fewer kept inputs than the one
-# before.
+# The teeth in backward are your segments: each one comes back whole and goes. If your Function lets go of an input once it has used
+# it, every tooth stands on one input fewer than the one before.
 
 # %% [markdown]
 # ### What one more forward costs
@@ -383,9 +386,9 @@ print(f"extra work: {extra / baseline.flops():.1%} of the plain step, "
       f"{extra / checkpointed.flops():.1%} of the new one")
 
 # %% [markdown]
-# The lecture says "roughly 25% additional compute". Your count says what that is a quarter *of*: the new total. Of the plain step it is a
-# third. (A little more here: the plain step skips the gradient of the data, which your segments compute. A last segment that runs
-# plainly saves a bit: with 8 segments an eighth of the extra forward.)
+# The lecture says "roughly 25% additional compute". One more forward of everything is a third of the plain step; a quarter is what it is of
+# the *new* total. Which of your two figures is near the lecture's? If your last segment runs plainly, an eighth of the extra forward is
+# saved: 29% of the plain step, 23% of the new one. (And a little is added: the plain step skips the gradient of the data.)
 #
 # Time is not FLOPs: small operators wait for Python more than for arithmetic. Time both without the recorder.
 
@@ -641,7 +644,7 @@ check("checkpointing.recursive", checkpoint_recursive)
 #
 # *Example.* My curves were lowest at 8 and at 32 segments. With k segments of n blocks I keep k borders and, while a segment runs again,
 # n/k insides. For Linear and ReLU both are one activation, so k = sqrt(64) = 8; a feed-forward block holds ten, so the second term weighs
-# ten times as much and k moves to sqrt(640), about 25. The second forward cost me 34% more FLOPs, and 1.3 times the time: part of a step
+# ten times as much and k moves to sqrt(640), about 25. Running again cost me 34% more FLOPs, and 1.25 times the time: part of a step
 # is overhead that does not grow with FLOPs. For 100 blocks at 30 times the border I take sqrt(3000), about 55 segments.
 # ### END SOLUTION
 
