@@ -53,13 +53,19 @@ class Log:
         self.module_numbers: dict[int, int] = {}  # id of a watched module -> its number
         self.param_names: dict[int, str] = {}  # id of a watched parameter -> its name
         self._sids = count()
+        self._on_death = self._died  # bound once: it is needed for every storage
 
-    def birth(self, storage: torch.UntypedStorage, code: int, category: int, refusable: bool = True) -> Live:
-        """Note a storage that the log does not know yet. Raises `torch.OutOfMemoryError` over the budget."""
+    def birth(
+        self, storage: torch.UntypedStorage, code: int, category: int, seconds: float | None = None, refusable: bool = True
+    ) -> Live:
+        """Note a storage that the log does not know yet, `seconds` after the start (now, if not given).
+
+        Raises `torch.OutOfMemoryError` over the budget, unless it is not `refusable`.
+        """
         nbytes = storage.nbytes()
         if refusable and self.budget is not None and self.total + nbytes > self.budget:
             self.refuse(nbytes, code)
-        live = Live(storage, self._died)
+        live = Live(storage, self._on_death)
         live.key = key = id(storage)
         live.nbytes = nbytes
         live.category = category
@@ -67,14 +73,16 @@ class Log:
         first = self.live.setdefault(key, live)
         if first is not live:  # another thread was faster
             return first
-        live.sid = next(self._sids)
+        live.sid = sid = next(self._sids)
         if self.sampler is not None and storage.device.type == "cuda":
             code |= ON_CARD
-        self.events += _pack_event(live.sid, nbytes, code | category << CATEGORY_SHIFT, perf_counter() - self.start)
+        if seconds is None:
+            seconds = perf_counter() - self.start
+        self.events += _pack_event(sid, nbytes, code | category << CATEGORY_SHIFT, seconds)
         self.by_category[category] += nbytes
-        self.total += nbytes
-        if self.total > self.peak:
-            self.peak = self.total
+        self.total = total = self.total + nbytes
+        if total > self.peak:
+            self.peak = total
         self.last_allocation = code & OP_MASK
         return live
 

@@ -39,9 +39,12 @@ class RecordingMode(TorchDispatchMode):
         if types and _unwraps_itself(types):
             return NotImplemented  # DTensor and its like go first; their inner operators come back here
         facts = log.table[func]
-        if facts.composite:  # under inference_mode these arrive whole; autograd would have split them before
-            with self:
-                return facts.split(func, args, kwargs or {})
+        if facts.special_before:
+            if facts.composite:  # under inference_mode these arrive whole; autograd would have split them before
+                with self:
+                    return facts.split(func, args, kwargs or {})
+            if facts.grows and log.budget is not None:
+                _check_growth(log, *args)
         if not log.active or facts.metadata:
             return func(*args, **kwargs) if kwargs else func(*args)
         code = facts.index | log.context | self.module
@@ -49,59 +52,90 @@ class RecordingMode(TorchDispatchMode):
             code |= IN_BACKWARD
             if (_grad_enabled() or self.module) and not facts.detaches:  # autograd detaches what it keeps
                 code |= self._recompute()
-        if facts.grows and log.budget is not None:
-            _check_growth(log, *args)
         start = perf_counter()
         out = func(*args, **kwargs) if kwargs else func(*args)
         end = perf_counter()
+        origin = log.start
         flops = facts.count_flops(args, kwargs or {}, out) if facts.flop_formula else 0
-        log.ops += _pack_op(code, start - log.start, end - start, flops)
+        log.ops += _pack_op(code, start - origin, end - start, flops)
         log.last_op = facts.index
 
-        # Inputs: note what is seen for the first time, and learn what the output is computed from.
+        # Inputs: note what is seen for the first time, and learn what an output is computed from.
         known = log.live
+        allocates = facts.allocates
         inputs, needs_grad = 0, False
-        for arg in () if facts.lifts else args if not kwargs else (*args, *kwargs.values()):
+        for arg in args if not kwargs else (*args, *kwargs.values()):
             if isinstance(arg, _Tensor):
-                arg = (arg,)
-            elif type(arg) is not list and type(arg) is not tuple:
-                continue
-            for tensor in arg:
-                if not isinstance(tensor, _Tensor):
-                    continue
                 try:
-                    live = known.get(id(tensor.untyped_storage()))
+                    live = known.get(id(arg.untyped_storage()))
                 except (RuntimeError, NotImplementedError):
-                    for part in parts(tensor):
-                        self._see(part, code, facts.sets)
+                    self._see_parts(arg, code)
                     continue
-                if live is None or type(tensor) is _Parameter:
-                    live = self._see(tensor, code, facts.sets)
-                inputs |= 1 << live.category
-                needs_grad = needs_grad or tensor.requires_grad
+                if live is None or type(arg) is _Parameter:
+                    if facts.lifts:
+                        continue
+                    live = self._see(arg, code, facts.sets)
+                if allocates:
+                    inputs |= 1 << live.category
+                    needs_grad = needs_grad or arg.requires_grad
+            elif type(arg) is list or type(arg) is tuple:
+                for item in arg:
+                    if isinstance(item, _Tensor):
+                        inputs |= self._see_item(item, code)
+                        needs_grad = needs_grad or item.requires_grad
 
-        if facts.allocates:
+        if allocates:
             for tensor in (out,) if isinstance(out, _Tensor) else _tensors(out):
                 try:
                     storage = tensor.untyped_storage()
                 except (RuntimeError, NotImplementedError):
                     for part in parts(tensor):
                         if id(part.untyped_storage()) not in known:
-                            log.birth(part.untyped_storage(), code, self._category(code, inputs, needs_grad))
+                            self._new(part.untyped_storage(), code, inputs, needs_grad, end - origin)
                     continue
                 if id(storage) not in known:
-                    log.birth(storage, code, self._category(code, inputs, needs_grad))
-        elif facts.detaches and code & IN_BACKWARD:
-            self._maybe_gradient(out)
-        if facts.resizes:
-            for value in (*args, *(kwargs or {}).values()):
-                for tensor in _tensors(value):
-                    log.check_size(tensor.untyped_storage(), code)
-        if facts.communicates:
-            note_collective(log, facts, args, kwargs or {}, out, code, start - log.start, end - log.start)
+                    self._new(storage, code, inputs, needs_grad, end - origin)
+        if facts.special_after:
+            if facts.detaches and code & IN_BACKWARD:
+                self._maybe_gradient(out)
+            if facts.resizes:
+                for value in (*args, *(kwargs or {}).values()):
+                    for tensor in _tensors(value):
+                        log.check_size(tensor.untyped_storage(), code)
+            if facts.communicates:
+                note_collective(log, facts, args, kwargs or {}, out, code, start - origin, end - origin)
         if log.sampler is not None:
             log.sampler.at_operator(end)
         return out
+
+    def _see_item(self, tensor: torch.Tensor, code: int) -> int:
+        """One tensor of a list: note it if unknown. Returns its category as a bit."""
+        try:
+            live = self.log.live.get(id(tensor.untyped_storage()))
+        except (RuntimeError, NotImplementedError):
+            self._see_parts(tensor, code)
+            return 0
+        if live is None or type(tensor) is _Parameter:
+            live = self._see(tensor, code, False)
+        return 1 << live.category
+
+    def _see_parts(self, tensor: torch.Tensor, code: int) -> None:
+        for part in parts(tensor):
+            self._see(part, code, False)
+
+    def _new(self, storage: torch.UntypedStorage, code: int, inputs: int, needs_grad: bool, seconds: float) -> None:
+        """Note an output's new storage in its category, for people; the package's docstring has the rules."""
+        log = self.log
+        if code & IN_BACKWARD and not code & RECOMPUTE:
+            made = type(_node()).__name__ == "AccumulateGrad" and _from_engine()
+            category = cat.GRADIENTS if made else cat.OTHER
+        elif log.in_optimizer:
+            category = cat.OTHER
+        elif _grad_enabled():
+            category = cat.ACTIVATIONS if needs_grad else cat.OTHER
+        else:
+            category = cat.ACTIVATIONS if inputs & _KEPT and not inputs & _STATES else cat.OTHER
+        log.birth(storage, code, category, seconds)
 
     def _see(self, tensor: torch.Tensor, code: int, is_new: bool) -> Live:
         """The live storage of a tensor that is unknown, or a `Parameter`."""
@@ -114,16 +148,6 @@ class RecordingMode(TorchDispatchMode):
         if live.category != cat.PARAMETERS and type(tensor) is _Parameter:
             log.label(live, cat.PARAMETERS, log.param_names.get(id(tensor), ""))
         return live
-
-    def _category(self, code: int, inputs: int, needs_grad: bool) -> int:
-        """What an operator's new output is, for people; the rules are in the package's docstring."""
-        if code & IN_BACKWARD and not code & RECOMPUTE:
-            return cat.GRADIENTS if type(_node()).__name__ == "AccumulateGrad" and _from_engine() else cat.OTHER
-        if self.log.in_optimizer:
-            return cat.OTHER
-        if _grad_enabled():
-            return cat.ACTIVATIONS if needs_grad else cat.OTHER
-        return cat.ACTIVATIONS if inputs & _KEPT and not inputs & _STATES else cat.OTHER
 
     def _maybe_gradient(self, tensor: torch.Tensor) -> None:
         """Autograd hands a leaf its first gradient by detaching it: label that before anyone can free it."""

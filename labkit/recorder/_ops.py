@@ -27,6 +27,7 @@ class OpFacts:
     __slots__ = (
         "index", "name", "arguments", "metadata", "composite", "flop_formula", "flops",
         "lifts", "allocates", "sets", "grows", "resizes", "detaches", "communicates",
+        "special_before", "special_after",
     )  # fmt: skip
 
     def __init__(self, func: object, index: int) -> None:
@@ -55,6 +56,9 @@ class OpFacts:
         self.grows = base == "resize_"
         self.detaches = base == "detach"
         self.communicates = self.name.startswith(("c10d.", "_c10d_functional.")) and "wrap" not in base
+        # Two flags for the common case, that nothing of the kind is to be done before or after the operator.
+        self.special_before = self.metadata or self.composite or self.grows
+        self.special_after = self.detaches or self.resizes or self.communicates
 
     def split(self, func: object, args: tuple, kwargs: dict) -> object:
         """Run a composite operator as the operators it is made of."""
