@@ -1,7 +1,7 @@
 """A check is a probe and a judge.
 
-`cases` makes fresh inputs from a seed. `probe` runs beside the learner's code, in a fresh process, and says what it saw. `judge` holds every
-expected value and runs where the learner's code does not. Between them travel only JSON and named tensors.
+`cases` makes fresh inputs from a seed. `probe` runs beside the learner's code, in a fresh process, and says what it saw. `judge` holds
+every expected value and runs where the learner's code does not. Between them travel only JSON and named tensors.
 
 **Points.** Every criterion has a role. *numbers*: all of them must hold in every case, and together they earn at most a quarter.
 *technique*: what the exercise is about; counts only if the numbers are right. *cost*: what the technique must not cost (calls, extra

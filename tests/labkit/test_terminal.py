@@ -49,7 +49,9 @@ def _output(verdict: Verdict) -> nbformat.NotebookNode:
 
 
 @pytest.mark.parametrize(("answer", "code", "told"), [("double = lambda x: x + x", 0, "4 of 4 points"), (STUB, 1, "is not written yet")])
-def test_check_prints_verdicts_and_leaves_the_file(tmp_path: Path, capsys: pytest.CaptureFixture, answer: str, code: int, told: str) -> None:
+def test_check_prints_verdicts_and_leaves_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture, answer: str, code: int, told: str
+) -> None:
     # `toy.double` lives in the tests, so the notebook registers it by importing it; a lab's own checks are found by name.
     path = _notebook(tmp_path, answer)
     before = path.read_bytes()
