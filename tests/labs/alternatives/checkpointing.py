@@ -272,7 +272,16 @@ def chunks_last_plain(layers, x, segments):
 def first_plain(layers, x, segments):
     chain, edges = nn.Sequential(*layers), [round(i * len(layers) / segments) for i in range(segments + 1)]
     for start, end in itertools.pairwise(edges):
-        x = Saved.apply(chain[start:end], x) if x.requires_grad else Saved.apply(chain[start:end], x.detach().requires_grad_())
+        x = Saved.apply(chain[start:end], x) if x.requires_grad else chain[start:end](x)
+    return x
+
+
+@right("first segment always plain", check=SEQUENTIAL)
+def always_first_plain(layers, x, segments):
+    first, *rest = balanced(layers, segments)
+    x = through(first, x)
+    for part in rest:
+        x = Saved.apply(nn.Sequential(*part), x)
     return x
 
 

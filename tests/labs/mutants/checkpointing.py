@@ -1,5 +1,6 @@
 """Wrong checkpointing, as people really write it (CK-..: public reports) and as an unkind reviewer would."""
 
+import copy
 import math
 import os
 import tempfile
@@ -408,6 +409,27 @@ def leaves_hooks(layers, x, segments):
     for layer in layers:
         layer.register_forward_hook(lambda module, args, out: None)
     return sequential_with(dummied())(layers, x, segments)
+
+
+@wrong("second run goes through copies of the layers", check=SEQUENTIAL, criterion="gradients", hint="parameter-grads")
+def runs_copies(layers, x, segments):
+    class Copying(nn.Module):
+        def __init__(self, part):
+            super().__init__()
+            self.part = part
+
+        def forward(self, h):
+            if torch.is_grad_enabled():
+                for layer in self.part:
+                    twin = copy.copy(layer)
+                    twin._modules = {name: copy.deepcopy(module) for name, module in layer._modules.items()}
+                    h = twin(h)
+                return h
+            return nn.Sequential(*self.part)(h)
+
+    for start, end in cut(len(layers), min(segments, len(layers))):
+        x = dummied()(Copying(layers[start:end]), x)
+    return x
 
 
 @wrong("skips the last layer", check=SEQUENTIAL, criterion="gradients", hint="output")
