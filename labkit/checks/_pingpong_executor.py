@@ -119,7 +119,7 @@ def _held(case: Case, seen: Observation) -> Finding:
 
 
 def _reported(case: Case, seen: Observation) -> Finding:
-    for number, run, facts in runs_of(case, seen):
+    for _, run, facts in runs_of(case, seen):
         said: Any = facts["reported"]
         held = facts["calls"][-1]["held"]
         if said is None or isinstance(said, str):

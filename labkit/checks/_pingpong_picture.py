@@ -18,9 +18,15 @@ def draw_places(case: Case, seen: Observation, buffers: int) -> "Figure | None":
     """Left: the memory that each layer wrote. Right: activations alive while the layers ran, at both depths."""
     if not case.values["runs"][-1].get("measured"):
         return None
+    from labkit.figures.picture import styled
+
+    return styled(_places)(case, seen, buffers)
+
+
+def _places(case: Case, seen: Observation, buffers: int) -> "Figure":
     from labkit.figures.picture import new_picture
 
-    picture, (left, right) = new_picture(8.4, 2.9, ncols=2)
+    picture, (left, right) = new_picture(8.4, 2.8, ncols=2)
     number = len(case.values["runs"]) - 1
     run, facts = case.values["runs"][number], seen.values[str(number)]
     products = facts["products"]
@@ -35,7 +41,7 @@ def draw_places(case: Case, seen: Observation, buffers: int) -> "Figure | None":
     left.set(xlabel="product, in order", ylabel="memory", ylim=(shown - 0.4, -0.6), title=f"Where each product went ({run['name']})")
     left.set_yticks(range(shown) if shown <= 10 else [], [chr(ord("A") + i) for i in range(shown)] if shown <= 10 else [])
     if products:
-        left.legend(loc="lower left" if len(rows) <= 4 else "upper right", fontsize=7.5)
+        left.legend(loc="center" if len(rows) <= 4 else "upper right", fontsize=7.5)
     top = buffers + 1.0
     told = []
     for other, colour, style in ((0, _QUIET, "--"), (number, _BUFFER, "-")):
@@ -50,7 +56,7 @@ def draw_places(case: Case, seen: Observation, buffers: int) -> "Figure | None":
         top = max(top, alive.max() * 1.15)
         told.append(f"{alive.max():.1f} activations at {other_run['name']}")
     right.axhline(buffers, color=_LIMIT, ls=(0, (5, 3)), lw=1)
-    right.set(xlabel="events of the run (%)", ylabel="activations alive", ylim=(0, top), title="What was alive (result's own copy included)")
+    right.set(xlabel="events of the run (%)", ylabel="activations alive", ylim=(0, top), title="What was alive")
     right.legend(loc="upper left", fontsize=7.5)
     fresh = sum(product["fresh"] for product in products)
     picture.alt = (
@@ -65,29 +71,38 @@ def draw_calls(case: Case, seen: Observation) -> "Figure | None":
     """Left: what each call made. Right: what the executor holds after each call."""
     if not case.values["runs"][-1].get("measured"):
         return None
+    from labkit.figures.picture import styled
+
+    return styled(_calls)(case, seen)
+
+
+def _calls(case: Case, seen: Observation) -> "Figure":
     from labkit.figures.picture import new_picture
 
-    picture, (left, right) = new_picture(8.4, 2.9, ncols=2)
+    picture, (left, right) = new_picture(8.4, 2.8, ncols=2)
     number = len(case.values["runs"]) - 1
     run, facts = case.values["runs"][number], seen.values[str(number)]
+    recording = seen.recordings[str(number)]
     unit = unit_bytes(case, run["model"], case.tensors[f"x{number}/0"], run["max_batch"])[0]
     calls = range(1, len(SCRIPT) + 1)
-    made = [allocated_bytes(seen.recordings[str(number)], f"call {call - 1}", f"call {call}") / unit for call in calls]
-    may = [bool(call.get("may")) for call in SCRIPT]
-    for allowed, colour, name in ((True, _QUIET, "first of its shape: may"), (False, _NEW, "later: must not")):
-        chosen = [i for i in range(len(SCRIPT)) if may[i] == allowed]
-        left.bar([i + 1 for i in chosen], [made[i] for i in chosen], color=colour, label=name)
-    names = [f"{i}\n{'all' if call['rows'] == 'max' else 'few'}{' out' if call.get('out') else ''}" for i, call in zip(calls, SCRIPT, strict=True)]
-    left.set_xticks(list(calls), names, fontsize=7)
-    left.set(ylabel="activations made", ylim=(0, max(2.2, *made) * 1.15), title=f"Made by each call ({run['name']})")
+    marks = ["before", *(f"call {call}" for call in (0, *calls))]
+    made = [allocated_bytes(recording, a, b) / unit for a, b in zip(marks, marks[1:], strict=False)]  # the constructor's first
+    may = [True, *(bool(call.get("may")) for call in SCRIPT)]
+    for allowed, colour, name in ((True, _QUIET, "may"), (False, _NEW, "must not")):
+        chosen = [i for i in range(len(made)) if may[i] == allowed]
+        left.bar(chosen, [made[i] for i in chosen], color=colour, label=name)
+    kinds = [("all" if call["rows"] == "max" else "few") + (" out" if call.get("out") else "") for call in SCRIPT]
+    left.set_xticks([0, *calls], ["made", *(f"{call}\n{kind}" for call, kind in zip(calls, kinds, strict=True))], fontsize=7)
+    left.set(ylabel="activations", ylim=(0, max(2.2, *made) * 1.15), title=f"Allocated by each call ({run['name']})")
     left.legend(loc="upper right", fontsize=7.5)
     held = [call["held"] / unit for call in facts["calls"]]
-    right.step(calls, held, where="mid", color=_BUFFER, lw=1.8)
+    right.plot(calls, held, "o-", color=_BUFFER, lw=1.8, ms=4)
     right.axhline(2, color=_LIMIT, ls=(0, (5, 3)), lw=1)
     right.set(xlabel="after call", ylabel="activations held", ylim=(0, max(2.5, *held) * 1.15), title="Held between calls")
-    later = sum(made[i] for i in range(len(SCRIPT)) if not may[i])
+    later = sum(made[i] for i in range(len(made)) if not may[i])
     picture.alt = (
-        f"{run['name']}: the first call made {made[0]:.1f} activations, and all calls that must make nothing {later:.1f} together; "
+        f"{run['name']}: constructor and first call made {made[0] + made[1]:.1f} activations, "
+        f"all calls that must make nothing {later:.1f}; "
         f"held between calls: at most {max(held):.1f} (two buffers are 2.0)."
     )
     picture.set_label(picture.alt)

@@ -1,7 +1,7 @@
 """Which memory each operator reads and writes: what the recorder's bytes do not say about buffers.
 
-A second dispatch mode beside the `Recorder`. It notes every storage that turns up besides the watched ones (made by an operator, or brought from
-outside torch and first seen as an operand) and, for every layer, where its product was written.
+A second dispatch mode beside the `Recorder`. It notes every storage that turns up besides the watched ones (made by an operator,
+or brought from outside torch and first seen as an operand) and, for every layer, where its product was written.
 """
 
 import weakref
@@ -46,7 +46,7 @@ class Trail(TorchDispatchMode):
     """Notes storages and products while a candidate runs `layers` (per layer the tensors that only its product reads).
 
     storages : [{"bytes", "op", "born", "layer"}] in order of appearance; `layer` is the number of layers whose product had run
-    products : [{"layer", "op", "place", "storage", "fresh", "pass"}] in order; a place is a storage and an offset in it, numbered by appearance
+    products : [{"layer", "op", "place", "storage", "fresh", "pass"}] in order; a place is a storage and an offset in it
     clobbered: layers that read an operand after it was written over in the same layer
     copies   : how often a whole tensor was copied into memory that is not watched
     """

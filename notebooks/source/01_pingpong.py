@@ -1,28 +1,32 @@
 # ---
-# labkit: {lab: "01", slug: pingpong, title: "Ping-pong: two buffers for any depth", minutes: 75, difficulty: 2, points: 20, cards: 0, needs: []}
+# labkit: {lab: "01", slug: pingpong, title: "Two buffers for any depth", minutes: 75, difficulty: 2, points: 20, cards: 0, needs: []}
 # ---
 
 # %% [markdown]
-# # 01 Ping-pong: two buffers for any depth
+# # 01 Two buffers for any depth
 #
 # *about 75 minutes · difficulty 2 of 5 · 20 points · any machine, no card needed*
 #
-# A network of 64 layers hands a tensor from layer to layer. Run the plain way, its forward pass keeps more than 64 MiB of activations alive. At the end of this lab your own code runs it in two
-# buffers of 1 MiB each, 64 layers or 1,000, and its second call allocates **0 bytes**.
+# A network of 64 layers hands a tensor from layer to layer. Run the plain way, its forward pass keeps more than 64
+# MiB of activations alive. At the end of this lab your own code runs it in two buffers of 1 MiB each, 64 layers or
+# 1,000, and its second call allocates **0 bytes**.
 #
-# You write three things: a forward pass in two buffers, one for residual networks, and an executor that keeps its buffers from call to call. You also learn why training cannot do any of this,
-# which is what the next lab is about.
+# You write three things: a forward pass in two buffers, one for residual networks, and an executor that keeps its
+# buffers from call to call. You also learn why training cannot do any of this, which is what the next lab is about.
 
 # %% [markdown]
 # ## Five things you use all the time
 #
-# - A tensor is a small header (shape, strides, offset) over a *storage*, the memory itself. Two tensors can share one.
+# - A tensor is a small header (shape, strides, offset) over a *storage*, the memory itself. Two tensors can share
+# one.
 # - A *view*, like `buffer[:, :10]`, is a new header over the same storage. It allocates nothing.
 # - `torch.relu(x)` makes a new storage. `x.relu_()` writes over `x`.
 # - Many operators take `out=`: `torch.mm(a, b, out=c)` writes into `c` and allocates nothing.
-# - While autograd watches, it keeps every tensor that the backward pass will read. `torch.no_grad()` and `torch.inference_mode()` tell it to look away.
+# - While autograd watches, it keeps every tensor that the backward pass will read. `torch.no_grad()` and
+# `torch.inference_mode()` tell it to look away.
 #
-# Run the next cell. An *activation* below is the output of one layer; here it is 1,024 rows of 256 numbers, exactly 1 MiB.
+# Run the next cell. An *activation* below is the output of one layer; here it is 1,024 rows of 256 numbers, exactly 1
+# MiB.
 
 # %%
 import time
@@ -52,19 +56,22 @@ def plain_forward(layers, x):
 # %% [markdown]
 # ## The plain way
 #
-# Watch the memory while the network runs. Blue are the weights: they are there before and after. Everything that grows is activations.
+# Watch the memory while the network runs. Blue are the weights: they are there before and after. Everything that
+# grows is activations.
 
 # %%
 with live_memory(layers, x, title="64 layers, the plain way") as live:
     with live.phase("forward"):
         y = plain_forward(layers, x)
 plain = live.recording
-print(f"peak {plain.peak_bytes / MIB:.1f} MiB, of which the run itself made {plain.peak('forward', born=True) / MIB:.1f} MiB")
+own_mib = plain.peak("forward", born=True) / MIB
+print(f"peak {plain.peak_bytes / MIB:.1f} MiB, of which the run itself made {own_mib:.1f} MiB")
 
 # %% [markdown]
 # ## On half the memory
 #
-# Now pretend that your card has half of that. A `Recorder` with a budget refuses the allocation that goes over it, as a card would, and can tell what was alive.
+# Now pretend that your card has half of that. A `Recorder` with a budget refuses the allocation that goes over it, as
+# a card would, and can tell what was alive.
 
 # %%
 budget = plain.peak_bytes // 2
@@ -102,10 +109,12 @@ loop = record(inference_loop, layers, x)
 print(f"inference mode: the run's own peak is {loop.peak('forward', born=True) / MIB:.1f} MiB")
 
 # %% [markdown]
-# Sixty MiB gone with one line. When the last name of a tensor goes, Python frees its storage, so only a few are alive at once.
+# Sixty MiB gone with one line. When the last name of a tensor goes, Python frees its storage, so only a few are alive
+# at once.
 #
-# Then why would anybody plan buffers? Because this loop still *asks for* memory in every layer. The allocator may have to search, or refuse. Each tensor lies somewhere else in every call, so a
-# card cannot replay the run as one recorded graph, which needs fixed addresses. And on a microcontroller there may be no allocator at all.
+# Then why would anybody plan buffers? Because this loop still *asks for* memory in every layer. The allocator may
+# have to search, or refuse. Each tensor lies somewhere else in every call, so a card cannot replay the run as one
+# recorded graph, which needs fixed addresses. And on a microcontroller there may be no allocator at all.
 #
 # Two buffers, made once, end all of it. That is what you build.
 
@@ -114,12 +123,15 @@ print(f"inference mode: the run's own peak is {loop.peak('forward', born=True) /
 #
 # *difficulty 2 of 5 · importance 5 of 5 · 15 to 25 minutes · 7 points · any machine*
 #
-# Layer 5 reads what layer 4 wrote, and nothing else. So when layer 5 runs, the memory that layer 3 wrote is free again. Two buffers are enough: one is read while the other is written, then they
-# change roles, like the ball in ping-pong.
+# Layer 5 reads what layer 4 wrote, and nothing else. So when layer 5 runs, the memory that layer 3 wrote is free
+# again. Two buffers are enough: one is read while the other is written, then they change roles, like the ball in
+# ping-pong.
 #
-# Real networks are wider here and narrower there, so layers differ in width. A buffer must have room for any output that it will ever hold; a layer uses the part it needs.
+# Real networks are wider here and narrower there, so layers differ in width. A buffer must have room for any output
+# that it will ever hold; a layer uses the part it needs.
 #
-# **Predict first.** For the 64 layers above, how many tensors of activation size does one call create: the loop in inference mode, and yours?
+# **Predict first.** For the 64 layers above, how many tensors of activation size does one call create: the loop in
+# inference mode, and yours?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-created", "locked": false, "schema_version": 3, "solution": true, "task": false}
 predicted_loop = None  # your number
@@ -133,12 +145,15 @@ predicted_yours = 2
 def pingpong_forward(layers, x):
     """Run relu(layer(x)) for every layer in two buffers, and return the last output.
 
-    layers : list of nn.Linear, each with a bias; widths differ, each layer takes what the one before gives; may be empty
-    x      : (batch, layers[0].in_features) tensor of the weights' dtype; may be a strided view, may require grad; is not changed
-    Returns (batch, layers[-1].out_features), without a graph; a part of one of your buffers or a copy. Without layers: x or a copy.
+    layers : list of nn.Linear, each with a bias, of differing widths; may be empty
+    x      : (batch, layers[0].in_features), of the weights' dtype; is not changed.
+             It may be a strided view, and it may require grad.
+    Returns (batch, layers[-1].out_features), without a graph: a part of one of your buffers,
+    or a copy. Without layers: x or a copy of it.
 
-    A call creates at most two tensors of activation size, together at most twice the widest activation (the input counts as one),
-    and one more for the result if you like. Smaller scratch is free. Each layer runs once, in torch, on the weights as they are.
+    A call creates at most two tensors of activation size, together at most twice the widest
+    activation (the input counts as one), and one more for the result if you like. Scratch much
+    smaller than that is free. Each layer runs once, in torch, on the weights as they are.
     About 10 lines.
     """
     ### BEGIN SOLUTION
@@ -166,19 +181,25 @@ exam("pingpong.forward", pingpong_forward, points=2)
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Put your finger on layer 3's output. Which layers read it? From when on may somebody write over it?</details>
-# <details><summary>Hint 2</summary>A product with a place to go: <code>torch.addmm(bias, h, weight.t(), out=...)</code>. A flat buffer cut to fit:
-# <code>buffer[:rows * columns].view(rows, columns)</code>. A relu that stays where it is ends in an underscore.</details>
-# <details><summary>Hint 3</summary>make two buffers for the widest output; h is x; for each layer: take the part of the buffer whose turn it is, write the product there, relu in place, h is that part,
-# change turns. All of it where autograd does not watch.</details>
+# <details><summary>Hint 1</summary>Put your finger on layer 3's output. Which layers read it? From when on may
+# somebody write over it?</details>
+# <details><summary>Hint 2</summary>A product with a place to go: <code>torch.addmm(bias, h, weight.t(),
+# out=...)</code>. A flat buffer cut to fit: <code>buffer[:rows * columns].view(rows, columns)</code>. A relu that
+# stays where it is ends in an underscore.</details>
+# <details><summary>Hint 3</summary>make two buffers for the widest output; h is x; for each layer: take the part of
+# the buffer whose turn it is, write the product there, relu in place, h is that part, change turns. All of it where
+# autograd does not watch.</details>
 
 # %%
 yours = record(pingpong_forward, layers, x)
-print(f"tensors created, loop: {created(loop)} (you said {predicted_loop}); yours: {created(yours)} (you said {predicted_yours})")
-compare_memory({"plain": plain, "inference mode": loop, "two buffers": yours}, baseline="plain", born=True, title="64 layers, without weights and input")
+print(f"tensors created by the loop: {created(loop)} (you said {predicted_loop})")
+print(f"tensors created by yours: {created(yours)} (you said {predicted_yours})")
+runs = {"plain": plain, "inference mode": loop, "two buffers": yours}
+compare_memory(runs, baseline="plain", born=True, title="64 layers, without weights and input")
 
 # %% [markdown]
-# The same run, layer by layer. Move the slider: R is the buffer that a layer reads, W the one that it writes. The network here has mixed widths; look at how much of a buffer each layer leaves unused.
+# The same run, layer by layer. Move the slider: R is the buffer that a layer reads, W the one that it writes. The
+# network here has mixed widths; look at how much of a buffer each layer leaves unused.
 #
 # Then run it with `inference_loop` in place of `pingpong_forward`, and compare the number of rows.
 
@@ -191,14 +212,17 @@ step_through(pingpong_forward, mixed, x[:, :96], title="Who reads, who writes")
 #
 # *difficulty 3 of 5 · importance 4 of 5 · 15 to 20 minutes · 5 points · any machine*
 #
-# Every transformer is built of residual blocks: `x + down(relu(up(x)))`. Now the rule "layer 5 reads only what layer 4 wrote" is broken. The block's input has a second reader, the sum at its
-# end, and between the two stand two products that want somewhere to write.
+# Every transformer is built of residual blocks: `x + down(relu(up(x)))`. Now the rule "layer 5 reads only what layer
+# 4 wrote" is broken. The block's input has a second reader, the sum at its end, and between the two stand two
+# products that want somewhere to write.
 #
-# Follow your two buffers through one block with a pencil. `up` reads A and writes B. `down` reads B and writes ... A? Then what does the sum add?
+# Follow your two buffers through one block with a pencil. `up` reads A and writes B. `down` reads B and writes ... A?
+# Then what does the sum add?
 #
 # Either you spend a third buffer, or you let the sum land where its first term already lies. Both are right.
 #
-# **Predict first.** Blocks of width 256 (1 MiB) with hidden width 512 (2 MiB): with how many MiB of buffers can you run them, at the least?
+# **Predict first.** Blocks of width 256 (1 MiB) with hidden width 512 (2 MiB): with how many MiB of buffers can you
+# run them, at the least?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-residual", "locked": false, "schema_version": 3, "solution": true, "task": false}
 predicted_mib = None  # your number
@@ -210,13 +234,16 @@ predicted_mib = 3
 def residual_forward(blocks, x):
     """Run x + down(relu(up(x))) for every block in at most three buffers, and return the last output.
 
-    blocks : list of modules with two nn.Linear: `up` (width -> hidden) and `down` (hidden -> width), each with a bias; hidden differs from
-             block to block, and may be narrower or wider than width; may be empty
-    x      : (batch, width) tensor of the weights' dtype; may be a strided view, may require grad; is not changed
-    Returns (batch, width), without a graph; one of your buffers or a copy. Without blocks: x or a copy.
+    blocks : list of modules with two nn.Linear, `up` (width -> hidden) and `down` (hidden -> width),
+             each with a bias; hidden differs from block to block, and may be narrower or wider
+             than width; may be empty
+    x      : (batch, width), of the weights' dtype; is not changed.
+             It may be a strided view, and it may require grad.
+    Returns (batch, width), without a graph: one of your buffers, or a copy. Without blocks: x or a copy.
 
-    A call creates at most three tensors of activation size, together at most three times the widest activation, and one more for
-    the result if you like. Each layer runs once, in torch, on the weights as they are. About 10 lines.
+    A call creates at most three tensors of activation size, together at most three times the
+    widest activation, and one more for the result if you like. Each layer runs once, in torch,
+    on the weights as they are. About 10 lines.
     """
     ### BEGIN SOLUTION
     rows = x.shape[0]
@@ -242,9 +269,12 @@ exam("pingpong.residual", residual_forward, points=1)
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Who is the last reader of the block's input? Mark that moment; nobody may write there before it.</details>
-# <details><summary>Hint 2</summary><code>c.addmm_(a, b)</code> adds the product of a and b to what is in c. It reads c before it writes c, element by element.</details>
-# <details><summary>Hint 3</summary>the stream is a copy of x; for each block: the up-product goes to the hidden buffer, relu in place; the down-product and its bias are added to the stream.</details>
+# <details><summary>Hint 1</summary>Who is the last reader of the block's input? Mark that moment; nobody may write
+# there before it.</details>
+# <details><summary>Hint 2</summary><code>c.addmm_(a, b)</code> adds the product of a and b to what is in c. It reads
+# c before it writes c, element by element.</details>
+# <details><summary>Hint 3</summary>the stream is a copy of x; for each block: the up-product goes to the hidden
+# buffer, relu in place; the down-product and its bias are added to the stream.</details>
 
 # %%
 blocks = residual_blocks(WIDTH, [2 * WIDTH] * 16)
@@ -257,21 +287,25 @@ def plain_blocks(blocks, x):
 
 
 plain_residual, your_residual = record(plain_blocks, blocks, x), record(residual_forward, blocks, x)
-print(f"your buffers: {your_residual.peak('forward', born=True) / MIB:.1f} MiB at the peak (you said {predicted_mib} at the least)")
-compare_memory({"plain": plain_residual, "yours": your_residual}, baseline="plain", born=True, title="16 residual blocks, without weights and input")
+print(f"your buffers: {your_residual.peak('forward', born=True) / MIB:.1f} MiB at the peak (you said {predicted_mib})")
+runs = {"plain": plain_residual, "yours": your_residual}
+compare_memory(runs, baseline="plain", born=True, title="16 residual blocks, without weights and input")
 
 # %% [markdown]
 # ## 1.3 Buffers that stay
 #
 # *difficulty 2 of 5 · importance 4 of 5 · 15 to 25 minutes · 6 points · any machine*
 #
-# A server runs the same network a thousand times a second. Your forward pass still makes two buffers in each call. An *executor* makes them once and keeps them: from its second call on, nothing
-# is allocated, and every layer writes to the same address every time.
+# A server runs the same network a thousand times a second. Your forward pass still makes two buffers in each call. An
+# *executor* makes them once and keeps them: from its second call on, nothing is allocated, and every layer writes to
+# the same address every time.
 #
-# That raises a question of ownership. The result lies in the executor's own buffer, so it is *lent*: yours to read until the next call. Whoever wants to keep it brings a tensor of their own,
-# `executor(x, out=mine)`. Every library with static buffers has this contract, and people trip over it.
+# That raises a question of ownership. The result lies in the executor's own buffer, so it is *lent*: yours to read
+# until the next call. Whoever wants to keep it brings a tensor of their own, `executor(x, out=mine)`. Every library
+# with static buffers has this contract, and people trip over it.
 #
-# **Predict first.** You run `y1 = executor(x1)`, then `y2 = executor(x2)` with another input. In how many percent of their numbers do `y1` and `y2` now agree?
+# **Predict first.** You run `y1 = executor(x1)`, then `y2 = executor(x2)` with another input. In how many percent of
+# their numbers do `y1` and `y2` now agree?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-lent", "locked": false, "schema_version": 3, "solution": true, "task": false}
 predicted_percent = None  # your number
@@ -286,13 +320,15 @@ class PingPong:
     PingPong(layers, max_batch)
         layers    : list of at least one nn.Linear, as in 1.1
         max_batch : no call has more rows than this
-    executor(x) -> (batch, out) tensor, lent: it may lie in the executor's memory and change with the next call
-    executor(x, out=mine) : the same, written into `mine` (batch, out), which is the caller's: no later call touches it. Returns `mine`.
-    executor.buffer_bytes : int, the bytes of activations that it holds between calls (an attribute, a property or a method)
+    executor(x) -> (batch, out), lent: it may lie in the executor's memory and change with the next call
+    executor(x, out=mine) -> mine, (batch, out), filled: the caller's own, no later call touches it
+    executor.buffer_bytes : int, bytes of activations held between calls (attribute, property or method)
 
-    x is not changed, and the result has no graph. The constructor and the first call of a shape may allocate. Every other call
-    creates nothing of activation size, also after a smaller batch. Between calls it holds at most twice the widest activation of a
-    batch of max_batch rows; copies of the weights or of results are not among it. About 15 lines.
+    x has the weights' dtype, is not changed, and is never a result that is still lent. The result
+    has no graph. The constructor and the first call of a shape may allocate. Every other call
+    creates nothing of activation size, also after a smaller batch. Between calls the executor holds
+    at most twice the widest activation of max_batch rows; a batch of another size may have its own
+    buffers beside them. It holds no copies of weights or results. About 15 lines.
     """
 
     def __init__(self, layers, max_batch):
@@ -325,11 +361,13 @@ exam("pingpong.persistent", PingPong, points=1)
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Which numbers do you need to size the buffers, and are they all known before the first call?</details>
-# <details><summary>Hint 2</summary>A batch of 3 rows needs only the front of a buffer made for 8. <code>out.copy_(h)</code> fills the caller's tensor; bytes of a tensor are
-# <code>nelement() * element_size()</code>.</details>
-# <details><summary>Hint 3</summary>in the constructor: two flat buffers of max_batch times the widest output; in the call: the loop of 1.1 on their front parts; at the end either lend the last part or copy
-# it out.</details>
+# <details><summary>Hint 1</summary>Which numbers do you need to size the buffers, and are they all known before the
+# first call?</details>
+# <details><summary>Hint 2</summary>A batch of 3 rows needs only the front of a buffer made for 8.
+# <code>out.copy_(h)</code> fills the caller's tensor; bytes of a tensor are <code>nelement() *
+# element_size()</code>.</details>
+# <details><summary>Hint 3</summary>in the constructor: two flat buffers of max_batch times the widest output; in the
+# call: the loop of 1.1 on their front parts; at the end either lend the last part or copy it out.</details>
 
 # %%
 executor = PingPong(layers, max_batch=BATCH)
@@ -340,16 +378,18 @@ with torch.no_grad():
 print(f"y1 and y2 agree in {100 * (y1 == y2).float().mean():.0f}% of their numbers (you said {predicted_percent})")
 
 mine = torch.empty(BATCH, WIDTH)
-with live_memory(layers, x1, x2, mine, title="ten calls of your executor") as live:
-    for call in range(1, 11):
+with live_memory(layers, x1, x2, mine, title="four calls of your executor") as live:
+    for call in range(1, 5):
         with live.phase(f"call {call}"):
             executor(x1 if call % 2 else x2, out=mine)
-print(f"allocated in ten calls: {sum(phase['allocated_bytes'] for phase in live.recording.by_phase().values())} bytes; it holds {executor.buffer_bytes / MIB:.1f} MiB")
+allocated = sum(phase["allocated_bytes"] for phase in live.recording.by_phase().values())
+print(f"allocated in four calls: {allocated} bytes; the executor holds {executor.buffer_bytes / MIB:.1f} MiB")
 
 # %% [markdown]
 # ## Before and after
 #
-# Memory was the goal. Does it cost time? Each of these runs the same 64 products; only the memory differs. Look at the ratio more than at the milliseconds: your machine is not ours.
+# Memory was the goal. Does it cost time? Each of these runs the same 64 products; only the memory differs. Look at
+# the ratio more than at the milliseconds: your machine is not ours.
 
 # %%
 def best_ms(run, repeats=5):
@@ -365,18 +405,23 @@ def best_ms(run, repeats=5):
 
 sequential = nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())])
 with torch.inference_mode():
-    peer_ms = best_ms(lambda: sequential(x))
-rows = [("nn.Sequential, inference mode", loop, peer_ms), ("two buffers, made in each call", yours, best_ms(lambda: pingpong_forward(layers, x)))]
+    sequential_ms = best_ms(lambda: sequential(x))
+yours_ms = best_ms(lambda: pingpong_forward(layers, x))
+table = [
+    ("plain, autograd watching", own_mib, created(plain), best_ms(lambda: plain_forward(layers, x))),
+    ("nn.Sequential, inference mode", loop.peak("forward", born=True) / MIB, created(loop), sequential_ms),
+    ("two buffers, made in each call", yours.peak("forward", born=True) / MIB, created(yours), yours_ms),
+    ("your executor, a later call", executor.buffer_bytes / MIB, 0, best_ms(lambda: executor(x, out=mine))),
+]
 print(f"{'':<32}{'peak MiB':>10}{'created':>10}{'ms':>9}")
-print(f"{'plain, autograd watching':<32}{plain.peak('forward', born=True) / MIB:>10.1f}{created(plain):>10}{best_ms(lambda: plain_forward(layers, x)):>9.1f}")
-for name, recording, ms in rows:
-    print(f"{name:<32}{recording.peak('forward', born=True) / MIB:>10.1f}{created(recording):>10}{ms:>9.1f}")
-print(f"{'your executor, a later call':<32}{executor.buffer_bytes / MIB:>10.1f}{0:>10}{best_ms(lambda: executor(x, out=mine)):>9.1f}")
+for name, peak_mib, count, ms in table:
+    print(f"{name:<32}{peak_mib:>10.1f}{count:>10}{ms:>9.1f}")
 
 # %% [markdown]
 # ## Why training cannot do this
 #
-# Try it. Two layers, autograd watching, and the second output written over the first one, as your buffers do. The forward pass does not mind. Then ask for a gradient.
+# Try it. Two layers, autograd watching, and the second output written over the first one, as your buffers do. The
+# forward pass does not mind. Then ask for a gradient.
 
 # %%
 first = torch.relu(layers[0](x))
@@ -389,40 +434,51 @@ except RuntimeError as error:
     print(str(error).split(":")[0])
 
 # %% [markdown]
-# Autograd counts writes to each tensor it has kept, and refuses to compute from one that has changed. It is right to: the gradient of layer 1's weight is a product with layer 1's *input*, the very
-# numbers that are gone. So every layer's input has to stay until the backward pass comes back to it, and that pass begins at the other end.
+# Autograd counts writes to each tensor it has kept, and refuses to compute from one that has changed. It is right to:
+# the gradient of layer 1's weight is a product with layer 1's *input*, the very numbers that are gone. So every
+# layer's input has to stay until the backward pass comes back to it, and that pass begins at the other end.
 #
 # That is the O(n) of the plain run. Lab 02 shows the way between: keep a few, compute the others again.
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "reflection-1", "locked": false, "points": 2, "schema_version": 3, "solution": true, "task": false}
 # ### Reflection (2 points)
 #
-# Why can inference reuse two buffers at any depth, while training cannot? Answer with two of *your own* measured numbers: what the plain run made at its peak, and what your two buffers took. Say
-# what each of the two would be at 1,000 layers, and name the one operation in backward that rules the buffers out. Five sentences are enough.
+# Why can inference reuse two buffers at any depth, while training cannot? Answer with two of *your own* measured
+# numbers: what the plain run made at its peak, and what your two buffers took. Say what each of the two would be at
+# 1,000 layers, and name the one operation in backward that rules the buffers out. Five sentences are enough.
 #
 # ### BEGIN SOLUTION
-# At 64 layers the plain run made about 65 MiB, my buffers 2.0 MiB. In inference an output has one reader, the next layer, so its memory is free one layer later, whatever the depth: at 1,000 layers
-# still 2.0 MiB. In training it has a second reader: the gradient of a layer's weight is the product of the output's gradient with that layer's input, and backward comes to early layers last. So all
-# inputs wait at once: about 1 MiB per layer, near 1,000 MiB at 1,000 layers.
+# At 64 layers the plain run made about 65 MiB, my buffers 2.0 MiB. In inference an output has one reader, the next
+# layer, so its memory is free one layer later, whatever the depth: at 1,000 layers still 2.0 MiB. In training it has
+# a second reader: the gradient of a layer's weight is the product of the output's gradient with that layer's input,
+# and backward comes to early layers last. So all inputs wait at once: about 1 MiB per layer, near 1,000 MiB at 1,000
+# layers.
 #
-# **Rubric** 0: no measured number, or no reason beyond "backward needs them". 1: own numbers and the right reason, or both depths extrapolated, but not both. 2: own numbers, both extrapolated (constant;
-# about 1 MiB per layer), and the product with the layer's input (or relu's mask) named as the second reader, with the order in which backward comes to it.
+# **Rubric** 0: no measured number, or no reason beyond "backward needs them". 1: own numbers and the right reason, or
+# both depths extrapolated, but not both. 2: own numbers, both extrapolated (constant; about 1 MiB per layer), and the
+# product with the layer's input (or relu's mask) named as the second reader, with the order in which backward comes
+# to it.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## What the frameworks call it
 #
-# - **Memory planning**: TVM, ExecuTorch and TensorFlow Lite decide before the run where in one arena each tensor lies; sharing between tensors whose lifetimes do not meet is your ping-pong, for any graph.
-# - **CUDA graphs**: PyTorch replays recorded kernels at fixed addresses, out of a private pool. Results are lent until the next replay, exactly as yours, and overwritten outputs are a common bug report.
-# - **ONNX Runtime** has an arena and *memory patterns*: after the first run it knows the sizes and allocates them in one block.
-# - **llama.cpp** plans each graph with its graph allocator (`ggml-alloc`) and reuses a parent's memory in place where its last reader allows.
+# - **Memory planning**: TVM, ExecuTorch and TensorFlow Lite decide before the run where in one arena each tensor
+# lies; sharing between tensors whose lifetimes do not meet is your ping-pong, for any graph.
+# - **CUDA graphs**: PyTorch replays recorded kernels at fixed addresses, out of a private pool. Results are lent
+# until the next replay, exactly as yours, and overwritten outputs are a common bug report.
+# - **ONNX Runtime** has an arena and *memory patterns*: after the first run it knows the sizes and allocates them in
+# one block.
+# - **llama.cpp** plans each graph with its graph allocator (`ggml-alloc`) and reuses a parent's memory in place where
+# its last reader allows.
 #
 # Each of them had the bug of 1.2 at some time: a buffer reused before its last reader was done.
 
 # %% [markdown]
 # ## Your machine
 #
-# The next cell notes what you ran on. With a card it also runs the executor there: the same code, since the buffers follow the weights.
+# The next cell notes what you ran on. With a card it also runs the executor there: the same code, since the buffers
+# follow the weights.
 
 # %%
 def run_on_card():
