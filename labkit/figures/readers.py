@@ -17,7 +17,11 @@ def thinned(recording: Any, columns: int = 900) -> tuple[np.ndarray, dict[str, n
     seconds = np.asarray(seconds, dtype=float)
     values = {name: np.asarray(by_category.get(name, np.zeros(len(seconds))), dtype=float) for name in STACK}
     chosen = keep(seconds, sum(values.values(), np.zeros(len(seconds))), columns)
-    return seconds[chosen], {name: column[chosen] for name, column in values.items()}
+    seconds, values = seconds[chosen], {name: column[chosen] for name, column in values.items()}
+    if len(seconds) and recording.seconds > seconds[-1]:  # a run that allocates nothing to its end is drawn to its end
+        seconds = np.append(seconds, recording.seconds)
+        values = {name: np.append(column, column[-1]) for name, column in values.items()}
+    return seconds, values
 
 
 def phases_of(recording: Any, cells: int = 240) -> list[tuple[str, float, float]]:
