@@ -23,9 +23,9 @@ from labkit.recorder import Recorder  # noqa: E402
 
 # name, layers, width, batch, sequence length, rounds
 SIZES = [
-    ("2 layers, width 64", 2, 64, 4, 32, 24),
-    ("4 layers, width 128", 4, 128, 4, 64, 24),
-    ("6 layers, width 256", 6, 256, 4, 64, 14),
+    ("2 layers, width 64", 2, 64, 4, 32, 12),
+    ("4 layers, width 128", 4, 128, 4, 64, 12),
+    ("6 layers, width 256", 6, 256, 4, 64, 8),
 ]
 
 
@@ -133,7 +133,7 @@ def rows() -> list[dict]:
         times = measure(step, quick, rounds)
         peers = {"nothing": nullcontext, "recorder": step.recorder}
         peers |= {"MemTracker": step.mem_tracker, "profiler": step.profiler}
-        slow = measure(step, peers, max(5, rounds // 4))
+        slow = measure(step, peers, max(4, rounds // 3))
         bound = width >= 128  # the smallest size has no goal: it is all overhead
         ours = statistics.median(times["recorder"]) / 2 * 1e3
 
