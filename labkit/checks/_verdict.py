@@ -161,7 +161,7 @@ _STYLE = """<style>
 .labkit-verdict{font-size:var(--jp-content-font-size1,14px);line-height:1.45;max-width:60em;overflow-x:auto}
 .labkit-verdict table{border-collapse:collapse;margin:.4em 0;width:100%}
 .labkit-verdict caption{text-align:left;padding:.2em 0;color:inherit}
-.labkit-verdict th,.labkit-verdict td{text-align:left;padding:.25em .8em .25em 0;vertical-align:top}
+.labkit-verdict table th,.labkit-verdict table td{text-align:left!important;padding:.25em .8em .25em 0;vertical-align:top}
 .labkit-verdict th,.labkit-verdict td{border-top:1px solid #8884;font-weight:normal}
 .labkit-verdict td:last-child{white-space:nowrap;padding-right:0}
 .labkit-verdict .ok{color:#1a7f37}.labkit-verdict .no{color:#b3261e;font-weight:bold}

@@ -79,6 +79,13 @@ class LabPage:
         """The DOM of a cell's outputs."""
         return self.cell(index).locator(".jp-Cell-outputWrapper")
 
+    def show_cell(self, index: int) -> None:
+        """Scroll to a cell: JupyterLab leaves out of the page what is far from the view."""
+        self.page.evaluate(
+            f"(index) => {{ {_NOTEBOOK}.content.activeCellIndex = index; return {_NOTEBOOK}.content.scrollToItem(index, 'start'); }}", index
+        )
+        self.page.wait_for_timeout(300)
+
     def hide_sidebars(self) -> None:
         """More room for the notebook, as in the README's pictures."""
         for side in ("left", "right"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -47,32 +48,33 @@ class Server:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = open(self.work / "server.log", "ab")  # noqa: SIM115 (closed in stop)
-        command = [
-            sys.executable,
-            "-m",
-            "jupyter",
-            self.application,
-            "--no-browser",
-            "--allow-root",
-            "--ip=127.0.0.1",
-            f"--port={self.port}",
-            "--ServerApp.port_retries=0",
-            f"--IdentityProvider.token={self.token}",
-            f"--ServerApp.root_dir={self.root}",
-            "--LabApp.expose_app_in_browser=True",
-            "--LabApp.news_url=None",
-            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        ]
+        self._process = subprocess.Popen(
+            self._command(), env=self._environment(), cwd=self.root, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+        self._wait()
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-m", "jupyter", self.application, f"--ServerApp.root_dir={self.root}", *self._flags()]
         if self.application == "notebook":
             command = [
                 part.replace("LabApp", "JupyterNotebookApp")
                 for part in command
                 if "news_url" not in part and "updates" not in part
             ]
-        self._process = subprocess.Popen(
-            command, env=self._environment(), cwd=self.root, stdout=self._log, stderr=self._log, start_new_session=True
-        )
-        self._wait()
+        return command
+
+    def _flags(self) -> list[str]:
+        return [
+            "--no-browser",
+            "--allow-root",
+            "--ip=127.0.0.1",
+            f"--port={self.port}",
+            "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={self.token}",
+            "--LabApp.expose_app_in_browser=True",
+            "--LabApp.news_url=None",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        ]
 
     def stop(self) -> None:
         """Kill the server and every process below it: kernels, and what they started."""
@@ -132,7 +134,7 @@ class Server:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(json.dumps(values), encoding="utf-8")
 
-    def _wait(self, timeout: float = 60.0) -> None:
+    def _wait(self, timeout: float = 180.0) -> None:
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             if self._process.poll() is not None:
@@ -151,3 +153,22 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+class MadeServer(Server):
+    """The server that `make lab LAB=...` starts in this repository, as a learner starts it; `printed_url` is what it prints."""
+
+    def __init__(self, lab: str, work: Path) -> None:
+        self.lab = lab
+        (work / "empty").mkdir()
+        super().__init__(work / "empty", work)
+
+    def _command(self) -> list[str]:
+        self.root = ROOT
+        return ["make", "lab", f"LAB={self.lab}", f"VENV={sys.prefix}", "JUPYTER_FLAGS=" + " ".join(self._flags())]
+
+    @property
+    def printed_url(self) -> str:
+        printed = re.findall(r"http://127\.0\.0\.1:\S+", (self.work / "server.log").read_text(errors="replace"))
+        # Jupyter shows a token that it made itself, and hides one that it was given.
+        return next(url for url in printed if "/lab/tree/" in url).replace("token=...", f"token={self.token}")
