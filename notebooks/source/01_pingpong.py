@@ -472,7 +472,8 @@ except RuntimeError as error:
 # - **llama.cpp** plans each graph with its graph allocator (`ggml-alloc`) and reuses a parent's memory in place where
 # its last reader allows.
 #
-# Each of them had the bug of 1.2 at some time: a buffer reused before its last reader was done.
+# The bug of 1.2, a buffer reused before its last reader is done, stands in the issue lists of such planners: ONNX Runtime's
+# number 7645, for one.
 
 # %% [markdown]
 # ## Your machine
