@@ -34,6 +34,7 @@ from labkit.figures import compare_memory, u_curve
 from labkit.models import feed_forward_blocks, relu_blocks
 from labkit.widgets import explore_segments
 
+torch.set_num_threads(1)  # steady times, also where other programs keep the cores busy
 MIB = 2**20
 DEPTH, BATCH, WIDTH = 64, 2048, 128  # one activation is BATCH * WIDTH * 4 bytes = 1 MiB
 layers = relu_blocks(DEPTH, WIDTH)

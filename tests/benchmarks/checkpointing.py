@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from labkit.checks._checkpointing_nets import one_thread
 from labkit.models import feed_forward_blocks, relu_blocks
 from labkit.recorder import Recorder
 from tests.labs.solutions import solution
@@ -44,6 +45,7 @@ def _peak(run: Run, layers: list[nn.Module], x: torch.Tensor) -> int:
     return recorder.recording.peak(born=True)
 
 
+@one_thread()  # where others keep the cores busy, threads wait for each other many times longer than they work
 def rows() -> list[dict[str, Any]]:
     """Two networks, two kinds of PyTorch's checkpoint: ratio of peaks (at most 1.0) and of times (at most 1.1)."""
     ours: Run = solution("02").checkpoint_sequential
