@@ -55,7 +55,7 @@ class BufferTrace(TorchDispatchMode):
                     self._layer_of[id(tensor.untyped_storage())] = number
         self._number(x.untyped_storage())
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         given = [t.untyped_storage() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -98,6 +98,10 @@ class BufferTrace(TorchDispatchMode):
     def _died(self, key: int, number: int) -> None:
         self._numbers.pop(key, None)
         self.buffers[number].died = len(self.steps) - 1
+
+
+# Set after the class is made: __init_subclass__ would wrap it so that the first operator imports torch._dynamo (3 s).
+BufferTrace.__torch_dispatch__ = BufferTrace.dispatch
 
 
 def _mutated(schema: Any, args: tuple, kwargs: dict) -> list[torch.Tensor]:
