@@ -13,15 +13,16 @@ import types
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from labkit.checks import _forbid, _wire
 from labkit.checks._core import Case, WrongResult, registered
 from labkit.ranks import travel
 
 MAX_TEXT = 4000
 _PATHS = sysconfig.get_paths()
-_LIBRARY = tuple(
-    {str(Path(_PATHS[key]).resolve()) for key in ("stdlib", "purelib", "platlib")} | {str(Path(__file__).resolve().parents[1]), "<frozen"}
-)
+_LABKIT = str(Path(__file__).resolve().parents[1])
+_LIBRARY = (*(str(Path(_PATHS[key]).resolve()) for key in ("stdlib", "purelib", "platlib")), _LABKIT, "<frozen")
 
 
 def learner_frames(trace: types.TracebackType | None) -> list[dict[str, Any]]:
@@ -34,15 +35,23 @@ def learner_frames(trace: types.TracebackType | None) -> list[dict[str, Any]]:
     return frames[-12:]
 
 
+def _in_labkit(trace: types.TracebackType | None) -> bool:
+    """Whether the innermost frame is labkit's own: the learner's code had returned, and what it returned was no use."""
+    inner = traceback.extract_tb(trace)[-1:]
+    return bool(inner) and inner[0].filename.startswith(_LABKIT)
+
+
 def _describe(error: BaseException) -> dict[str, Any]:
     try:
         message = str(error)
     except BaseException:  # the learner's exception class may itself be broken
         message = "(its message could not be read)"
+    frames = learner_frames(error.__traceback__)
     return {
         "type": type(error).__name__,
         "message": message[:MAX_TEXT],
-        "frames": learner_frames(error.__traceback__),
+        "frames": frames,
+        "after": not frames and _in_labkit(error.__traceback__),
         "hint": error.hint if isinstance(error, WrongResult) else None,
         "wrong_result": isinstance(error, WrongResult),
     }
@@ -62,6 +71,8 @@ def serve(payload: bytes, rank: int, world_size: int) -> bytes:
     check = registered(request["check"])
     case = Case(tensors=tensors, **request["case"])
     tripped = _forbid.lay(check.forbids) if request["forbid"] else []
+    # Small tensors gain nothing from two threads, and on a busy machine their spinning makes a step many times slower.
+    torch.set_num_threads(1)
     observed: dict[str, Any] = {}
     try:
         candidate = travel.loads(candidate_bytes)

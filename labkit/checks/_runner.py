@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 import time
+import traceback
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,7 @@ GENERIC_HINTS = {
     "unfinished": "Replace the `raise NotImplementedError(...)` in the answer cell, run that cell, then run this one again.",
     "timeout": "Which loop never ends, or which call waits for something that nobody sends? The lines above are where it stood.",
     "memory": "Which of the tensors listed does your code still need at that moment?",
+    "infrastructure": "This is a fault of the course, not yours. Run the check again; if it stays, send this text to your instructor.",
     "deadlock": "Which rank waits for a message, and which rank was to send it?",
 }
 
@@ -89,7 +91,7 @@ def _lines_of(frames: Sequence[dict[str, Any]]) -> str:
     return "\n".join(told)
 
 
-def _problem(check: Check, case: Case, reply: dict[str, Any], tripped: list[str]) -> _Problem:
+def _problem(check: Check, case: Case, reply: dict[str, Any]) -> _Problem:
     error = reply["error"]
     kind, message, lines = error["type"], error["message"], _lines_of(error["frames"])
     if kind == "NotImplementedError" and (not message or message.startswith("Exercise ")):
@@ -99,6 +101,8 @@ def _problem(check: Check, case: Case, reply: dict[str, Any], tripped: list[str]
     hint = check.on_error(error) if check.on_error else None
     status = "memory" if kind in ("OutOfMemoryError", "MemoryError") else "error"
     told = f"{kind}: {message}" if message else kind
+    if error["after"]:
+        lines = "  in the check, after your code had returned: does it return what its docstring says?"
     return _Problem(status, told.splitlines()[0][:160], f"In case {case.name}: {told}" + (f"\n{lines}" if lines else ""), hint)
 
 
@@ -123,7 +127,7 @@ def _read(check: Check, case: Case, reports: Sequence[Report], nonce: str) -> Ob
                 text = f"{tripped[0]} was called"
                 return _Problem("flagged", text, f"{text}. This exercise wants your own version of it.")
             if reply["error"] is not None:
-                return _problem(check, case, reply, tripped)
+                return _problem(check, case, reply)
             observations.append(Observation.from_message(reply["observation"], tensors))
         except (_wire.WireError, KeyError, TypeError, ValueError, AttributeError) as error:
             return _Problem("protocol", "the answer of the process could not be read", f"In case {case.name}: {error}")
@@ -168,13 +172,17 @@ def run_check(
         payload = _wire.pack(request, case.tensors, candidate)
         result = _read(check, case, transport.send(payload, case.world_size, check.timeout), nonce)
         if isinstance(result, Observation):
-            seen.append((case, result))
-            judged.append((case.name, check.judge(case, result)))
-            continue
+            try:
+                judged.append((case.name, check.judge(case, result)))
+                seen.append((case, result))
+                continue
+            except Exception:  # a fault of the check, or an observation made up by who tampers: not a learner's zero
+                told = traceback.format_exc(limit=-3)
+                result = _Problem("infrastructure", "the check could not judge what it saw", f"In case {case.name}:\n{told}")
         covers = case.covers or tuple(criterion.name for criterion in check.criteria)
         judged.append((case.name, [Finding(name, False, "", result.text, result.hint_id) for name in covers]))
         problem = problem or replace(result, covers=tuple(covers))
-        if case.covers is None or result.status in ("timeout", "deadlock", "flagged", "unfinished"):
+        if case.covers is None or result.status in ("timeout", "deadlock", "flagged", "unfinished", "infrastructure"):
             break
     verdict = _verdict(check, judged, seen, problem)
     verdict.seconds = time.perf_counter() - started

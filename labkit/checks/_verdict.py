@@ -86,7 +86,7 @@ class Verdict:
             return None
         try:
             figure = self.draw()
-        except ImportError:  # no matplotlib in a core install: the table says the same
+        except Exception:  # no matplotlib in a core install, or nothing to draw: the table says the same, and a verdict is never lost
             return None
         if figure is None:
             return None
@@ -106,6 +106,21 @@ class Verdict:
         return {"text/plain": repr(self), "text/html": self._repr_html_(), MIME: self.to_dict()}
 
     # -- for people --
+
+    def mark(self, outcome: Outcome) -> str:
+        """The result column: FAIL, pass, or pass* where it earns nothing yet (see `gate`)."""
+        if not outcome.passed:
+            return "FAIL"
+        return "pass*" if outcome.points and not outcome.earned else "pass"
+
+    @property
+    def gate(self) -> str:
+        """The footnote of pass*: which criterion has to hold first. Empty where none is marked so."""
+        if not any(self.mark(outcome) == "pass*" for outcome in self.criteria):
+            return ""
+        roles = ("numbers", "technique")
+        first = next((o.name for role in roles for o in self.criteria if o.role == role and not o.passed), "every case")
+        return f"* counts once “{first}” passes"
 
     @property
     def headline(self) -> str:
@@ -143,13 +158,15 @@ def verdict_text(verdict: Verdict, width: int = 100) -> str:
         return "\n".join(lines)
     name_width = max((len(outcome.name) for outcome in verdict.criteria), default=0)
     for outcome in verdict.criteria:
-        mark = "pass" if outcome.passed else "FAIL"
+        mark = verdict.mark(outcome)
         what = f"{outcome.observed} ({outcome.expected})" if outcome.expected else outcome.observed
         row = f"  {outcome.name:<{name_width}}  {what}"
-        if len(row) + 6 <= width:
-            lines.append(f"{row:<{width - 4}}{mark}")
+        if len(row) + 7 <= width:
+            lines.append(f"{row:<{width - 5}}{mark}")
         else:
             lines += wrap(f"{mark}  {outcome.name}", "  ") + wrap(what, "        ")
+    if verdict.gate:
+        lines += wrap(verdict.gate, "  ")
     for text in (verdict.hint, verdict.detail):
         if text:
             lines += ["", *wrap(text)]
@@ -188,11 +205,13 @@ def verdict_html(verdict: Verdict) -> str:
     else:
         rows = "".join(
             f'<tr><th scope="row">{escape(outcome.name)}</th><td>{escape(outcome.observed)}</td><td>{escape(outcome.expected)}</td>'
-            f'<td class="{"ok" if outcome.passed else "no"}">{"pass" if outcome.passed else "FAIL"}</td></tr>'
+            f'<td class="{"ok" if outcome.passed else "no"}">{verdict.mark(outcome)}</td></tr>'
             for outcome in verdict.criteria
         )
         columns = "".join(f'<th scope="col">{name}</th>' for name in ("criterion", "observed", "expected", "result"))
         parts.append(f"<table><caption>{head}</caption><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>")
+        if verdict.gate:
+            parts.append(f"<div>{escape(verdict.gate)}</div>")
     if verdict.hint:
         parts.append(f'<div class="hint">{escape(verdict.hint)}</div>')
     if verdict.detail:

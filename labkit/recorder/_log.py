@@ -14,6 +14,7 @@ import torch
 from . import categories as cat
 from ._code import CATEGORY_SHIFT, COLLECTED, EVENT, FIRST_SEEN, FREED, ON_CARD, OP, OP_MASK, RESIZED
 from ._ops import OpTable
+from .infos import human_bytes
 
 _pack_event = EVENT.pack
 
@@ -164,9 +165,11 @@ class Log:
              "by_category": held, "event": self.event_count(), "seconds": perf_counter() - self.start}
         )  # fmt: skip
         raise torch.OutOfMemoryError(
-            f"{op or 'a storage'} needs {wanted} bytes more, and {in_use} of the budget of {self.budget} bytes are in "
-            f"use. Alive: {', '.join(f'{n} bytes of {name}' for name, n in held.items()) or 'nothing'}; the largest: "
-            + (", ".join(f"{a['bytes']} bytes of {a['name'] or a['category']}" for a in alive) or "none")
+            f"{op or 'a storage'} needs {human_bytes(wanted)} more, and {human_bytes(in_use)} of the budget of "
+            f"{human_bytes(self.budget)} are in use. Alive: "
+            + (", ".join(f"{human_bytes(n)} of {name}" for name, n in held.items()) or "nothing")
+            + "; the largest: "
+            + (", ".join(f"{human_bytes(a['bytes'])} of {a['name'] or a['category']}" for a in alive) or "none")
         )
 
     def op_count(self) -> int:

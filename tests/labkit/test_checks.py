@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -247,3 +248,45 @@ def test_declarations_that_break_the_rule_of_points_are_refused() -> None:
         Check("bad", (Criterion("a", "numbers", 1), Criterion("a", "technique", 3)), **common)
     with pytest.raises(ValueError, match="role"):
         Criterion("a", "style", 1)
+
+
+def test_a_pass_that_does_not_count_yet_is_marked() -> None:
+    def fails_both(x: torch.Tensor) -> torch.Tensor:
+        return x.clone() + x.clone()
+
+    verdict = judge(fails_both)
+    assert [verdict.mark(outcome) for outcome in verdict.criteria] == ["pass", "FAIL", "pass*"]
+    assert verdict.gate == "* counts once “allocations” passes"
+    assert verdict.gate in verdict.as_text() and "pass*" in verdict._repr_html_()
+    assert judge(lambda x: x + x).gate == ""
+
+
+def test_what_the_probe_cannot_use_is_told_as_coming_after_the_learners_code() -> None:
+    class Half(torch.Tensor):
+        """A tensor to isinstance, and of no use to anybody."""
+
+        def __new__(cls) -> "Half":
+            return torch.Tensor._make_subclass(cls, torch.ones(2))
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise TypeError("not today")
+
+    verdict = judge(lambda x: Half() if x.numel() else x)
+    assert verdict.points == 0 and verdict.status in ("error", "fail")
+
+
+def test_a_fault_of_the_judge_is_never_a_learners_zero() -> None:
+    def broken(case: Any, seen: Any) -> Any:
+        return seen.tensors["not there"]
+
+    verdict = judge(lambda x: x + x, replace(TOY, judge=broken))
+    assert (verdict.status, verdict.failed, verdict.hint_id) == ("infrastructure", "runs", "infrastructure")
+    assert "KeyError" in verdict.detail and "not yours" in verdict.as_text(200)
+
+
+def test_a_picture_that_cannot_be_drawn_loses_no_verdict() -> None:
+    def broken(case: Any, seen: Any) -> Any:
+        raise ZeroDivisionError
+
+    assert "4 of 4" in judge(lambda x: x + x, replace(TOY, picture=broken))._repr_html_()

@@ -19,7 +19,7 @@ def test_the_budget_refuses_at_the_operator_that_exceeds_it():
         rec.watch({"weights": weights})
         torch.ones(20)
         weights * 2
-    assert "aten.mul needs 600 bytes more, and 600 of the budget of 1000" in str(refused.value)
+    assert "aten.mul needs 600 bytes more, and 600 bytes of the budget of 1000 bytes" in str(refused.value)
     assert "600 bytes of weights" in str(refused.value)
     r = rec.recording
     (refusal,) = r.refusals
