@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 JUPYTER_FLAGS ?=
+# Two workers; the tests of one file stay together, since they share servers and courses.
+PYTEST_FLAGS ?= -n 2 --dist loadfile
 LAB ?= 01_pingpong
 BIN := $(VENV)/bin
 PIP_FLAGS ?=

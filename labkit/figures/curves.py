@@ -70,7 +70,7 @@ def draw_u_curve(
     axes.annotate(
         f"least: {human_bytes(peaks[best])} at {best}",
         (best, peaks[best] / size),
-        (0, -18),
+        (0, -18 if peaks[best] > 0.12 * top else 18),  # above the point where the axis leaves no room below it
         textcoords="offset points",
         ha="center",
         weight="bold",
