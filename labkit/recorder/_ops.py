@@ -6,6 +6,8 @@ import torch
 from torch._C import DispatchKey
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from ._flops import PRODUCTS
+
 _RESIZE = ("resize_", "resize_as_", "set_", "_resize_output_", "resize_storage_bytes_")
 # The registry leaves out attention on CPU, which would make a transformer's FLOPs depend on the machine.
 _CPU_ATTENTION = {
@@ -37,7 +39,10 @@ class OpFacts:
         packet = getattr(func, "overloadpacket", func)
         self.name = schema.name.replace("::", ".") if schema else str(func)
         self.arguments = tuple(a.name for a in schema.arguments) if schema else ()
-        self.flop_formula = flop_registry.get(packet) or _CPU_ATTENTION.get(self.name)
+        base = self.name.rpartition(".")[2]
+        # `x.addmm_(a, b)` does the work of `torch.addmm(x, a, b)`; the registry knows only the latter.
+        plain = getattr(torch.ops.aten, base[:-1], None) if base.endswith("_") and self.name.startswith("aten.") else None
+        self.flop_formula = flop_registry.get(packet) or flop_registry.get(plain) or _CPU_ATTENTION.get(self.name)
         self.metadata = self.name.startswith("prim.")  # a fake tensor asked for its device, say
         # Only PyTorch's own C++ splits are used: a decomposition written in Python would change which kernels run.
         self.composite = (
@@ -45,7 +50,8 @@ class OpFacts:
             and self.flop_formula is None
             and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)
         )
-        base = self.name.rpartition(".")[2]
+        if self.flop_formula is None and not self.composite:  # the parts of a composite operator count themselves
+            self.flop_formula = PRODUCTS.get(self.name.removesuffix("_"))
         written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write] if schema else []
         # A return that aliases an argument is a view or the argument itself, so nothing new.
         # But `torch.tensor` fills its tensor unseen, and then lifts it.
