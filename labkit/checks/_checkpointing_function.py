@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from labkit.checks._checkpointing_hints import HINTS, on_error, random_hint
-from labkit.checks._checkpointing_nets import UNIT, close, difference, make_net, one_thread
+from labkit.checks._checkpointing_hints import HINTS, on_error, ran_others, random_hint
+from labkit.checks._checkpointing_nets import UNIT, born_summary, close, difference, make_net, one_thread
 from labkit.checks._checkpointing_scenarios import LAYERS, SCENARIOS, call_plainly, memory
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.recorder import Recorder
@@ -68,14 +68,17 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
         "arguments": _judge_arguments,
         "outputs": _judge_outputs,
     }
-    return judges[scenario](case, expected, seen)
+    return [*judges[scenario](case, expected, seen), _judge_runs(case, expected, seen)]
 
 
 def _judge_memory(case: Case, expected: Observation, seen: Observation) -> list[Finding]:
     net = make_net("silu", LAYERS, case.values["seed"])
     wrong = difference(net, expected.tensors, seen.tensors)
     numbers = Finding("output and gradients", not wrong, "equal the plain run's", wrong[0] if wrong else "equal", wrong and wrong[1])
-    return [numbers, _judge_kept(seen), *_judge_calls(seen)]
+    if wrong and wrong[1] != "output" and ran_others(seen.values["backward"], LAYERS):
+        told = f"{wrong[0]}: some layers ran again more than once, others never"
+        numbers = Finding("output and gradients", False, "equal the plain run's", told, "other-call")
+    return [numbers, _judge_kept(seen), _judge_again(seen)]
 
 
 def _judge_kept(seen: Observation) -> Finding:
@@ -84,30 +87,37 @@ def _judge_kept(seen: Observation) -> Finding:
     expected = f"at most {KEPT_UNITS:g} activations (plain {PLAIN_UNITS})"
     if between > KEPT_UNITS:
         hint = "kept" if again else "plain"
-        detail = f"Alive between forward and backward: {seen.recordings['yours'].alive_summary('between')}."
+        detail = f"Alive between forward and backward: {born_summary(seen.recordings['yours'], 'between')}."
         return Finding("kept for backward", False, expected, f"{between:.3g} activations", hint, detail)
     if peak_forward > PLAIN_UNITS / 2:
         told = f"{between:.3g} at the end of forward, but {peak_forward:.3g} during it"
         return Finding("kept for backward", False, expected, told, "grad-in-forward")
     if after > PLAIN_UNITS / 2:  # what ctx holds may live as long as the output does; all of the inside may not
-        detail = f"Alive after backward: {seen.recordings['yours'].alive_summary('after')}."
+        detail = f"Alive after backward: {born_summary(seen.recordings['yours'], 'after')}."
         return Finding("kept for backward", False, expected, f"{after:.3g} activations after backward", "not-released", detail)
     return Finding("kept for backward", True, expected, f"{between:.3g} activations")
 
 
-def _judge_calls(seen: Observation) -> list[Finding]:
-    forward, backward = seen.values["forward"], seen.values["backward"]
-    again = Finding(
-        "runs again",
-        set(backward) == set(range(LAYERS)),
-        "every layer, in backward",
-        f"{len(set(backward))} of {LAYERS} layers",
-        "not-recomputed",
-    )
-    calls = (len(forward) + len(backward)) / LAYERS
-    once = sorted(forward) == list(range(LAYERS))
-    observed = f"{calls:.2f} per layer" + ("" if once else ", and not once each in forward")
-    return [again, Finding("forward calls", once and calls <= 2, "once in forward, once in backward", observed, "calls")]
+def _judge_again(seen: Observation) -> Finding:
+    again = set(seen.values["backward"])
+    observed = f"{len(again)} of {LAYERS} layers"
+    return Finding("runs again", again == set(range(LAYERS)), "every layer, in backward", observed, "not-recomputed")
+
+
+def _judge_runs(case: Case, expected: Observation, seen: Observation) -> Finding:
+    """In every scenario: fn runs once in forward, as the plain call does, and at most once more in backward."""
+    name, wanted = "forward calls", "once in forward, once in backward"
+    worst = 0.0
+    for plainly, mine in zip(expected.values["runs"], seen.values["runs"], strict=True):
+        layers = len(set(plainly["forward"]))
+        calls = (len(mine["forward"]) + len(mine["backward"])) / layers
+        worst = max(worst, calls)
+        once = sorted(mine["forward"]) == sorted(plainly["forward"])
+        if not once or calls > 2 or len(mine["backward"]) > len(set(mine["backward"])):
+            hint = "calls-outputs" if case.values["scenario"] == "outputs" else "calls"
+            observed = f"{calls:.2f} per layer" + ("" if once else ", and not once each in forward")
+            return Finding(name, False, wanted, f"{case.name}: {observed}", hint)
+    return Finding(name, True, wanted, f"{worst:.2f} per layer")
 
 
 def _judge_dropout(case: Case, expected: Observation, seen: Observation) -> list[Finding]:
@@ -115,7 +125,7 @@ def _judge_dropout(case: Case, expected: Observation, seen: Observation) -> list
     net = make_net("dropout", case.values["depth"], case.values["seed"], batch=32)
     wrong = difference(net, expected.tensors, seen.tensors, start=1.0)
     if wrong:
-        hint = wrong[1] if wrong[1] in ("output", "scaled") else random_hint(seen.values["calls"])
+        hint = "scaled" if wrong[1] == "scaled" else random_hint(seen.values["calls"], wrong[1] == "output")
         return [Finding(name, False, wanted, f"dropout: {wrong[0]}", hint)]
     if seen.values["changed"]:
         return [Finding(name, False, "everything left as found", f"changed: {', '.join(seen.values['changed'])}", "trace")]
@@ -153,7 +163,7 @@ def _judge_arguments(case: Case, expected: Observation, seen: Observation) -> li
         if not close(seen.tensors[key], expected.tensors[key]):
             return [Finding(name, False, wanted, f"{what} differs", "output" if key == "out" else "returns")]
     if not seen.values["frozen"]:
-        return [Finding(name, False, wanted, "a frozen tensor received a gradient", "frozen")]
+        return [Finding(name, False, wanted, "an argument that asked for no gradient got one", "frozen")]
     return [Finding(name, True, wanted, "as in the plain run")]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from labkit.checks._core import WrongResult
-from labkit.recorder import Recorder
+from labkit.recorder import Recorder, Recording, human_bytes
 
 WIDTH, BATCH = 32, 256
 TOLERANCE = 1e-4  # of a tensor's largest entry: rounding measures below 1e-5, activations kept in 16 bit 1e-3 and more
@@ -27,6 +27,9 @@ class Spy:
 
     def indices(self, phase: str) -> list[int]:
         return [call[1] for call in self.calls if call[0] == phase]
+
+    def runs(self) -> dict[str, list[int]]:
+        return {phase: self.indices(phase) for phase in ("forward", "backward")}
 
 
 class Layer(nn.Module):
@@ -263,3 +266,15 @@ def difference(
 def plain_peak(depth: int) -> int:
     """Peak bytes of the plain run of "silu" layers: two activations each, and two more at the end (measured)."""
     return (2 * depth + 2) * UNIT
+
+
+def born_summary(recording: Recording, at: str) -> str:
+    """What holds most of the memory born in the step: "131 outputs of silu, 4.1 MiB, born in forward"."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for info in recording.alive(at, top=None):
+        if info.born:
+            groups.setdefault((info.op.rpartition(".")[2] or "no operator", info.phase), []).append(info.bytes)
+    if not groups:
+        return "nothing that was born in the step"
+    (operator, phase), sizes = max(groups.items(), key=lambda item: sum(item[1]))
+    return f"{len(sizes)} outputs of {operator}, {human_bytes(sum(sizes))}, born in {phase or 'no phase'}"

@@ -41,7 +41,7 @@ def _balanced(depth: int, segments: int) -> Iterator[list[int]]:
 
 
 def near_best(costs: Sequence[Sequence[float]], segments: int) -> tuple[bool, float, float]:
-    """(within 5% of the least, its peak, the least), by the smooth formula or by the real cuts, whichever is kinder."""
+    """(within 5% of the least, its peak, the least), by equal shares of the inside or by the real cuts, whichever is kinder."""
     depth, inside = len(costs), sum(cost[1] for cost in costs)
     border = sum(cost[0] for cost in costs) / depth
 
@@ -87,6 +87,8 @@ def _best_judge(case: Case, seen: Observation) -> list[Finding]:
         if not good:
             told = f"{told}, peak {peak / costs[0][0]:.3g} inputs"
             hint = "equal" if case.name == "equal costs" else "inside"
+            if any(near_best(costs, end)[0] for end in (1, len(costs))):
+                hint = "ends"
             return [Finding(case.name, False, f"within 5% of the least, {least / costs[0][0]:.3g}", told, hint)]
     return [Finding(case.name, True, "within 5% of the least peak", f"{len(case.values['costs'])} networks")]
 
@@ -102,6 +104,7 @@ register(Check(
     probe=_best_probe,
     judge=_best_judge,
     hints={
+        "ends": "For these costs the best number is the smallest or the largest that there can be. Do you try both?",
         "range": "Can there be more segments than layers, or fewer than one?",
         "equal": "Write the peak of k segments as two terms. Which one grows with k, which one shrinks, and where do they meet?",
         "inside": "One term counts inputs, the other what a segment holds while it runs again. Do both count the same bytes here?",
@@ -124,18 +127,21 @@ def _plan_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     nets = [list(zip(draw(n, 6), draw(n, 40), strict=True)) for n in ((10, 11, 12) if strict else (9, 10))]
     nets.append([(20, 1)] * 4 + [(1, 30)] * 4)  # cheap borders where the insides are dear
     return [
-        Case("unequal layers", {"nets": nets, "share": 1.5}),
-        Case("budget too small", {"nets": nets[:2], "share": 0.9}, covers=("budget",)),
-        Case("budget just enough", {"nets": nets[:2], "share": 1.0}, covers=("budget",)),
+        Case("unequal layers", {"nets": nets, "budget": "ample"}),
+        Case("budget far too small", {"nets": nets[:2], "budget": "half"}, covers=("budget",)),
+        Case("budget just enough", {"nets": nets, "budget": "least"}, covers=("budget",)),
+        Case("budget one byte too small", {"nets": nets, "budget": "below"}, covers=("budget",)),
     ]
 
 
-def _budgets(case: Case) -> list[tuple[list[list[int]], int, float]]:
+def _budgets(case: Case) -> list[tuple[list[list[int]], int, int]]:
     """(costs, budget, least peak) of each network of a case."""
     rows = []
     for costs in case.values["nets"]:
-        least = min(segment_peak(costs, plan) for plan in all_plans(len(costs)))
-        rows.append((costs, int(least * case.values["share"]), least))
+        least = int(min(segment_peak(costs, plan) for plan in all_plans(len(costs))))
+        ample = sum(border + inside for border, inside in costs)
+        budget = {"ample": ample, "half": least // 2, "least": least, "below": least - 1}[case.values["budget"]]
+        rows.append((costs, budget, least))
     return rows
 
 
@@ -159,15 +165,17 @@ def _plan_judge(case: Case, seen: Observation) -> list[Finding]:
         if plan is None or budget < least:
             fits = budget >= least
             if (plan is None) == fits:
-                told = f"{'None' if plan is None else 'a plan'}, budget {budget}, least peak {least:g}"
-                findings[2] = Finding("budget", False, "None only where no plan fits", told, "budget")
+                told = f"{'None' if plan is None else 'a plan'}, budget {budget}, least peak {least}"
+                hint = {"least": "equality", "below": "counted"}.get(case.values["budget"], "budget")
+                findings[2] = Finding("budget", False, "None only where no plan fits", told, hint)
                 if plan is None:
-                    findings[0] = Finding("a whole plan", False, "a plan", "None", "budget")
+                    findings[0] = Finding("a whole plan", False, "a plan", "None", hint)
             continue
         if min(plan, default=0) < 1 or sum(plan) != len(costs):
             findings[0] = Finding("a whole plan", False, f"lengths that add up to {len(costs)}", str(plan)[:60], "whole")
         elif (peak := segment_peak(costs, plan)) > least:
-            findings[1] = Finding("least peak", False, f"{least:g}", f"{peak:g}", "least")
+            hint = "unequal" if max(plan) - min(plan) <= 1 else "least"
+            findings[1] = Finding("least peak", False, f"{least}", f"{peak:g}", hint)
     return findings if case.covers is None else findings[2:]
 
 
@@ -183,8 +191,11 @@ register(Check(
     judge=_plan_judge,
     hints={
         "whole": "Add up your lengths. Is every layer in exactly one segment?",
+        "unequal": "Your segments are equally long. May they differ, and what would a layer with a large inside want?",
         "least": "Fix a limit for the inside of a segment. Which cuts keep least under it, and which limits are worth trying?",
-        "budget": "Compare the budget with the least peak of all plans. On which side is equality?",
+        "budget": "Compare the budget with the least peak of all plans. Which of the two outcomes is None for?",
+        "equality": "A plan whose peak is the budget to the byte: does it exceed the budget?",
+        "counted": "The least peak is one byte above the budget. Does your peak count every segment's input and the whole inside?",
     },
 ))  # fmt: skip
 
@@ -192,8 +203,9 @@ register(Check(
 def _select_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     nets = []
     for depth in (10, 12, 13) if strict else (8, 11):
-        kept = torch.randint(1, 60, (depth,), generator=generator).tolist()
-        seconds = torch.randint(1, 90, (depth,), generator=generator).tolist()
+        kept = seconds = [1] * depth
+        while len({second / nbytes for second, nbytes in zip(seconds, kept, strict=True)}) < depth:  # one order by seconds per byte
+            kept, seconds = (torch.randint(1, high, (depth,), generator=generator).tolist() for high in (60, 90))
         share = 0.25 + 0.5 * float(torch.rand((), generator=generator))
         nets.append({"costs": list(zip(kept, seconds, strict=True)), "budget": int(share * sum(kept))})
     whole_net = {"costs": nets[0]["costs"], "budget": sum(cost[0] for cost in nets[0]["costs"])}
@@ -232,7 +244,7 @@ def greedy_seconds(costs: Sequence[Sequence[float]], budget: float) -> float:
 
 
 def _select_judge(case: Case, seen: Observation) -> list[Finding]:
-    fits, quick = Finding("fits", True, "within the budget", "yes"), Finding("least time", True, "within a quarter of the least", "yes")
+    fits, quick = Finding("fits", True, "within the budget", "yes"), Finding("least time", True, "near the least", "yes")
     for net, chosen in zip(case.values["nets"], seen.values["chosen"], strict=True):
         costs, budget = net["costs"], net["budget"]
         if len(set(chosen)) != len(chosen) or not set(chosen) <= set(range(len(costs))):
@@ -244,7 +256,7 @@ def _select_judge(case: Case, seen: Observation) -> list[Finding]:
             fits = Finding("fits", False, f"at most {budget} bytes kept", f"{kept} bytes", "fits")
         limit = max(1.25 * least, greedy_seconds(costs, budget))
         if seconds > limit:
-            quick = Finding("least time", False, f"within a quarter of {least:g}", f"{seconds:g}", "seconds")
+            quick = Finding("least time", False, f"at most {limit:g}, the least is {least:g}", f"{seconds:g}", "seconds")
     if case.covers:
         bad = next((finding for finding in (fits, quick) if not finding.passed), None)
         return [Finding("edges", bad is None, *((bad.expected, bad.observed, bad.hint) if bad else ("right", "right")))]

@@ -32,12 +32,21 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
     share = deep["peak"] / plain_peak(deep["depth"])
     passed = slope <= SLOPE
     observed = f"grows like depth^{slope:.2f}; at {deep['depth']} layers {share:.0%} of the plain run's"
-    hint = None if passed else "half" if deep["backward"] else "plain"
-    memory = Finding("peak against depth", passed, f"at most depth^{SLOPE}", observed, hint, "" if passed else told_alive(seen, deep))
     calls = (len(deep["forward"]) + len(deep["backward"])) / deep["depth"]
     limit = math.log2(deep["depth"]) + 2
+    hint = None if passed else _memory_hint(deep["backward"], calls > limit)
+    memory = Finding("peak against depth", passed, f"at most depth^{SLOPE}", observed, hint, "" if passed else told_alive(seen, deep))
     few = Finding("forward calls", calls <= limit, f"at most log2(n) + 2 = {limit:.1f} per layer", f"{calls:.2f} per layer", "calls")
     return [*judge_gradients(case.values, seen), memory, few]
+
+
+def _memory_hint(again: list[int], too_often: bool) -> str:
+    """Which of the ways to keep too much this was."""
+    if not again:
+        return "plain"
+    if too_often:
+        return "cut"
+    return "half" if 0 in again else "which-half"
 
 
 def _summary(case: Case, seen: Observation) -> str:

@@ -26,7 +26,6 @@ def call_plainly(fn: Callable[..., Any], *args: Any) -> Any:
     return fn(*args)
 
 
-
 def memory(checkpoint: Checkpoint, values: dict[str, Any], recorder: Recorder | None = None) -> Observation:
     net = make_net("silu", LAYERS, values["seed"])
 
@@ -38,7 +37,7 @@ def memory(checkpoint: Checkpoint, values: dict[str, Any], recorder: Recorder | 
         return out + h
 
     tensors = run_step(net, run, values["seed"], recorder)
-    return Observation({"forward": net.spy.indices("forward"), "backward": net.spy.indices("backward")}, tensors)
+    return Observation(net.spy.runs() | {"runs": [net.spy.runs()]}, tensors)
 
 
 def dropout(checkpoint: Checkpoint, values: dict[str, Any]) -> Observation:
@@ -52,11 +51,12 @@ def dropout(checkpoint: Checkpoint, values: dict[str, Any]) -> Observation:
 
     tensors = run_step(net, run, values["seed"], start=1.0)
     after = settings_of(net.layers)
-    return Observation({"calls": net.spy.calls, "changed": [name for name in before if before[name] != after[name]]}, tensors)
+    changed = [name for name in before if before[name] != after[name]]
+    return Observation({"calls": net.spy.calls, "changed": changed, "runs": [net.spy.runs()]}, tensors)
 
 
 def autocast(checkpoint: Checkpoint, values: dict[str, Any]) -> Observation:
-    tensors, rows = {}, []
+    tensors, rows, runs = {}, [], []
     for name in values["dtypes"]:
         net = make_net("silu", 3, values["seed"], batch=32)
         before = settings_of(net.layers)
@@ -72,7 +72,8 @@ def autocast(checkpoint: Checkpoint, values: dict[str, Any]) -> Observation:
         after = settings_of(net.layers)
         changed = [key for key in before if before[key] != after[key]]
         rows.append({"dtype": name, "calls": net.spy.calls, "changed": changed})
-    return Observation({"rows": rows}, tensors)
+        runs.append(net.spy.runs())
+    return Observation({"rows": rows, "runs": runs}, tensors)
 
 
 def _kind(value: Any) -> str:
@@ -98,11 +99,13 @@ def arguments(checkpoint: Checkpoint, values: dict[str, Any]) -> Observation:
 
     tensors = run_step(net, run, values["seed"])
     tensors["second"] = gradient(second)
-    return Observation({"received": received, "frozen": frozen.grad is None}, tensors)
+    untouched = frozen.grad is None and not frozen.requires_grad
+    return Observation({"received": received, "frozen": untouched, "runs": [net.spy.runs()]}, tensors)
 
 
 def outputs(checkpoint: Checkpoint, values: dict[str, Any]) -> Observation:
     tensors: dict[str, torch.Tensor] = {}
+    runs = []
     for used in values["used"]:
         net = make_net("silu", 2, values["seed"], batch=32)
 
@@ -124,7 +127,8 @@ def outputs(checkpoint: Checkpoint, values: dict[str, Any]) -> Observation:
         loss.backward()
         mine = {"y": y, "best": best, "z": z, "norm": norm, "x": gradient(net.x), "parameters": flat_gradients(net.parameters)}
         tensors |= {f"{used}/{name}": tensor.detach().clone() for name, tensor in mine.items()}
-    return Observation({}, tensors)
+        runs.append(net.spy.runs())
+    return Observation({"runs": runs}, tensors)
 
 
 SCENARIOS = {"memory": memory, "dropout": dropout, "autocast": autocast, "arguments": arguments, "outputs": outputs}

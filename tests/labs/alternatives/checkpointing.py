@@ -198,6 +198,53 @@ def by_clones(fn, *args):
     return Cloned.apply(fn, *args)
 
 
+@right("fresh: only what received a gradient (set_materialize_grads)", check=FUNCTION)
+def not_materialized(fn, *args):
+    class Replay(torch.autograd.Function):
+        @staticmethod
+        def forward(fn, state, autocast, *args):
+            return fn(*args)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.fn, ctx.state, ctx.autocast, *args = inputs
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*(a if torch.is_tensor(a) else None for a in args))
+            ctx.other = {i: a for i, a in enumerate(args) if not torch.is_tensor(a)}
+
+        @staticmethod
+        def backward(ctx, *grads):
+            saved = enumerate(ctx.saved_tensors)
+            args = [ctx.other[i] if i in ctx.other else t.detach().requires_grad_(t.requires_grad) for i, t in saved]
+            chained(rerun(ctx.fn, args, ctx.state, ctx.autocast), grads)
+            return None, None, None, *(a.grad if torch.is_tensor(a) else None for a in args)
+
+    return Replay.apply(fn, torch.get_rng_state(), autocast_now(), *args)
+
+
+@right("fresh: closures, the Function knows nothing of fn", check=FUNCTION)
+def by_closures(fn, *args):
+    places = [i for i, a in enumerate(args) if torch.is_tensor(a)]
+    state, casting = torch.get_rng_state(), autocast_now()
+
+    class Bridge(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, run, back, *tensors):
+            ctx.back = back
+            return run()
+
+        @staticmethod
+        def backward(ctx, *grads):
+            return None, None, *ctx.back(grads)
+
+    def back(grads):
+        leaves = [a.detach().requires_grad_(a.requires_grad) if torch.is_tensor(a) else a for a in args]
+        chained(rerun(fn, leaves, state, casting), grads)
+        return [leaves[i].grad for i in places]
+
+    return Bridge.apply(lambda: fn(*args), back, *(args[i] for i in places))
+
+
 # -- 2.3: checkpoint_sequential(layers, x, segments) --
 
 
@@ -259,12 +306,40 @@ def longer_last(layers, x, segments):
     return x
 
 
-@right("rounded-up chunks of a ModuleList, last one plain", check=SEQUENTIAL)
-def chunks_last_plain(layers, x, segments):
-    layers, size = nn.ModuleList(layers), math.ceil(len(layers) / segments)
-    for start in range(0, len(layers), size):
-        part = nn.Sequential(*layers[start : start + size])
-        x = part(x) if start + size >= len(layers) else checkpoint(part, x)
+@right("the rest of a ModuleList, divided and rounded up, last one plain", check=SEQUENTIAL)
+def rounded_up_last_plain(layers, x, segments):
+    layers, start = nn.ModuleList(layers), 0
+    for left in range(segments, 0, -1):
+        end = start + math.ceil((len(layers) - start) / left)
+        part = nn.Sequential(*layers[start:end])
+        x, start = part(x) if left == 1 else checkpoint(part, x), end
+    return x
+
+
+@right("fresh: a dummy argument, bound by a default", check=SEQUENTIAL)
+def dummy_argument(layers, x, segments):
+    small, longer = divmod(len(layers), segments)
+    supply, switch = iter(layers), torch.zeros((), requires_grad=True)
+    for i in range(segments):
+        part = tuple(itertools.islice(supply, small + (i < longer)))
+        x = Saved.apply(lambda h, _, part=part: through(part, h), x, switch)
+    return x
+
+
+@right("fresh: recursion, last one plain", check=SEQUENTIAL)
+def recursion_last_plain(layers, x, segments):
+    if segments == 1:
+        return through(layers, x)
+    size = len(layers) // segments
+    start = x if x.requires_grad else x.detach().requires_grad_()
+    return recursion_last_plain(layers[size:], Saved.apply(nn.Sequential(*layers[:size]), start), segments - 1)
+
+
+@right("fresh: hooks, rounded edges", check=SEQUENTIAL)
+def hooks_rounded(layers, x, segments):
+    edges = [round(i * len(layers) / segments) for i in range(segments + 1)]
+    for start, end in itertools.pairwise(edges):
+        x = by_hooks(nn.Sequential(*layers[start:end]).forward, x)
     return x
 
 
@@ -422,20 +497,21 @@ def bytes_by_storage(module, x):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = module(x)
-    for parameter in module.parameters():
-        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    for own in (*module.parameters(), *module.buffers()):
+        kept.pop(own.untyped_storage().data_ptr(), None)
     del out
     return sum(kept.values())
 
 
-def bytes_by_pointer(module, x):
-    weights, seen, total = {p.data_ptr() for p in module.parameters()}, [], 0.0
+def bytes_in_a_list(module, x):
+    own, seen, total = {t.untyped_storage().data_ptr() for t in module.state_dict().values()}, [], 0.0
 
     def pack(tensor):
         nonlocal total
-        if tensor.data_ptr() not in weights and tensor.data_ptr() not in seen:
-            seen.append(tensor.data_ptr())
-            total += tensor.numel() * tensor.element_size()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and storage.data_ptr() not in seen:
+            seen.append(storage.data_ptr())
+            total += storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -443,8 +519,49 @@ def bytes_by_pointer(module, x):
     return total
 
 
+def bytes_by_walking(module, x):
+    """No hooks: what the graph's nodes name as saved."""
+    todo, seen, storages = [module(x).grad_fn], set(), {}
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name in dir(node):
+            value = getattr(node, name) if name.startswith("_saved_") else None
+            for one in value if isinstance(value, (tuple, list)) else [value]:
+                if isinstance(one, torch.Tensor):
+                    storages[one.untyped_storage().data_ptr()] = one.untyped_storage()
+        todo += [following for following, _ in node.next_functions]
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    return sum(storage.nbytes() for place, storage in storages.items() if place not in own)
+
+
+class Ledger(torch.autograd.graph.saved_tensors_hooks):
+    """A context manager that holds the storages it has seen."""
+
+    def __init__(self, ignored):
+        self.ignored, self.held = ignored, []
+        super().__init__(self.enter, lambda tensor: tensor)
+
+    def enter(self, tensor):
+        storage = tensor.untyped_storage()
+        if all(storage.data_ptr() != other.data_ptr() for other in (*self.ignored, *self.held)):
+            self.held.append(storage)
+        return tensor
+
+
+def bytes_by_ledger(module, x):
+    ledger = Ledger([t.untyped_storage() for t in (*module.parameters(), *module.buffers())])
+    with ledger:
+        module(x)
+    return sum(storage.nbytes() for storage in ledger.held)
+
+
 right("by storage", check="checkpointing.saved")((saved_by, bytes_by_storage))
-right("by pointer, a float", check="checkpointing.saved")((saved_by, bytes_by_pointer))
+right("a list of addresses, a float", check="checkpointing.saved")((saved_by, bytes_in_a_list))
+right("fresh: walks the graph", check="checkpointing.saved")((saved_by, bytes_by_walking))
+right("fresh: a context manager of its own", check="checkpointing.saved")((saved_by, bytes_by_ledger))
 
 
 @right("formula", check="checkpointing.best-segments")
@@ -466,6 +583,27 @@ def by_search(costs):
 def by_smooth_search(costs):
     border, inside = costs[0][0], sum(c[1] for c in costs)
     return float(min(range(1, len(costs) + 1), key=lambda k: k * border + inside / k))
+
+
+@right("hint: every k, border times k and an equal share of the inside", check="checkpointing.best-segments")
+def by_shares(costs):
+    border, inside = sum(c[0] for c in costs) / len(costs), sum(c[1] for c in costs)
+    return min(range(1, len(costs) + 1), key=lambda k: k * border + inside / k)
+
+
+@right("every k, border times k and the longest segment of mean insides", check="checkpointing.best-segments")
+def by_longest(costs):
+    border, inside = (sum(c[i] for c in costs) / len(costs) for i in (0, 1))
+    return min(range(1, len(costs) + 1), key=lambda k: k * border + math.ceil(len(costs) / k) * inside)
+
+
+@right("fresh: prefix sums, longer segments first", check="checkpointing.best-segments")
+def by_prefix_sums(costs):
+    def peak(k):
+        short, longer = divmod(len(costs), k)
+        return plan_peak(costs, [short + (i < longer) for i in range(k)])
+
+    return min(range(1, len(costs) + 1), key=peak)
 
 
 def plan_peak(costs, lengths):
@@ -540,3 +678,22 @@ def by_both_halves(layers, x):
     for part in (layers[:middle], layers[middle:]):
         x = checkpoint(lambda h, part=part: by_both_halves(part, h), x)
     return x
+
+
+@right("fresh: neighbours joined until one is left", check="checkpointing.recursive")
+def bottom_up(layers, x):
+    functions = list(layers)
+    while len(functions) > 1:
+        pairs = zip(functions[::2], functions[1::2], strict=False)
+        joined = [lambda h, a=a, b=b: b(checkpoint(a, h)) for a, b in pairs]
+        functions = joined + functions[len(joined) * 2 :]
+    return functions[0](x)
+
+
+@right("fresh: both halves, down to single layers", check="checkpointing.recursive")
+def both_to_the_end(layers, x):
+    if len(layers) == 1:
+        return layers[0](x)
+    half = len(layers) // 2
+    x = checkpoint(lambda h: both_to_the_end(layers[:half], h), x)
+    return checkpoint(lambda h: both_to_the_end(layers[half:], h), x)

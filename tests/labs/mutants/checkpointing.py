@@ -1,6 +1,8 @@
 """Wrong checkpointing, as people really write it (CK-..: public reports) and as an unkind reviewer would."""
 
 import copy
+import importlib
+import itertools
 import math
 import os
 import tempfile
@@ -34,6 +36,9 @@ class Flawed(torch.autograd.Function):
         if "forward twice" in flaws:
             with torch.random.fork_rng(devices=[]):
                 fn(*args)
+        if "seeds" in flaws:
+            torch.manual_seed(1)
+            ctx.random_state = torch.get_rng_state()
         out = fn(*args)
         if "snapshot after" in flaws:
             ctx.random_state = torch.get_rng_state()
@@ -46,6 +51,7 @@ class Flawed(torch.autograd.Function):
         args = [next(kept) if tensor else arg for tensor, arg in zip(ctx.tensors, ctx.others, strict=True)]
         if "no detach" not in flaws:
             needs = ctx.needs_input_grad[2:]
+            needs = [need or "all ask" in flaws for need in needs]
             args = [arg.detach().requires_grad_(need) if t else arg for arg, t, need in zip(args, ctx.tensors, needs, strict=True)]
         enabled, dtype = ctx.autocast
         if "no autocast" in flaws:
@@ -64,6 +70,12 @@ class Flawed(torch.autograd.Function):
                 ctx.fn(*args)
                 torch.set_rng_state(ctx.random_state)
             out = ctx.fn(*args)
+            if "run per output" in flaws and isinstance(out, tuple):
+                runs = []
+                for index in range(len(out)):
+                    torch.set_rng_state(ctx.random_state)
+                    runs.append(ctx.fn(*args)[index])
+                out = tuple(runs)
         if "not put back" not in flaws:
             torch.set_rng_state(before)
         if "eval" in flaws and "stays eval" not in flaws:
@@ -77,6 +89,8 @@ class Flawed(torch.autograd.Function):
             pairs = pairs[:1]
         if "no filter" not in flaws:
             pairs = [(one, grad) for one, grad in pairs if one.requires_grad or "no grad mode" in flaws]
+        if "cast" in flaws:
+            pairs = [(one, grad.to(one.dtype)) for one, grad in pairs]
         if "inputs only" in flaws:
             inputs = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.requires_grad]
             found = iter(torch.autograd.grad([one for one, _ in pairs], inputs, [grad for _, grad in pairs], allow_unused=True))
@@ -131,6 +145,11 @@ for name, flaws, criterion, hint in [
     ("no gradient for the inputs", ["no input grads"], "output and gradients", "input-grad"),
     ("gradients of inputs only", ["inputs only"], "output and gradients", "parameter-grads"),
     ("gradients made up for frozen tensors", ["frozen too"], "arguments", "frozen"),
+    ("fresh: no autocast, dtype mended", ["no autocast", "cast"], "autocast", "precision"),
+    ("fresh: autocast's default dtype, dtype mended", ["default autocast", "cast"], "autocast", "precision"),
+    ("fresh: every tensor asks for a gradient", ["all ask"], "runs", "frozen"),
+    ("fresh: one run per output", ["run per output"], "forward calls", "calls-outputs"),
+    ("fresh: seeds before both runs", ["seeds"], "random numbers", "random-first"),
 ]:
     wrong(name, check=FUNCTION, criterion=criterion, hint=hint)(flawed(*flaws))
 
@@ -196,10 +215,16 @@ def keeps_the_graph(fn, *args):
     return Kept.apply(fn, *args)
 
 
+@wrong("fresh: the library by the back door", check=FUNCTION, criterion="runs", hint=None)
+def library_by_name(fn, *args):
+    library = importlib.import_module(".".join(["torch", "utils", "check" + "point"]))
+    return library.checkpoint(fn, *args, use_reentrant=False)
+
+
 SLOT: dict = {}
 
 
-@wrong("one global slot for all calls", check=FUNCTION, criterion="output and gradients", hint="gradients")
+@wrong("one global slot for all calls", check=FUNCTION, criterion="output and gradients", hint="other-call")
 def global_slot(fn, *args):
     class Slot(torch.autograd.Function):
         @staticmethod
@@ -314,6 +339,11 @@ def remainder_lost(count, segments):
     return [(i * size, (i + 1) * size) for i in range(segments)]
 
 
+def rounded_up(count, segments):
+    size = -(-count // segments)
+    return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+
 def as_block_length(count, segments):
     return [(start, min(start + segments, count)) for start in range(0, count, segments)]
 
@@ -326,6 +356,7 @@ for name, candidate, criterion, hint in [
     ("CK-11 remainder in the last segment", sequential_with(dummied(), remainder_last), "segments", "remainder"),
     ("only when segments divide layers", sequential_with(dummied(), remainder_lost), "segments", "skipped"),
     ("segments taken for layers per segment", sequential_with(dummied(), as_block_length), "segments", "remainder"),
+    ("fresh: ceil lengths, fewer segments", sequential_with(dummied(), rounded_up), "segments", "count"),
     ("CK-01 random state not restored", sequential_with(dummied("not restored")), "random numbers", "random-replay"),
     ("CK-02 snapshot after", sequential_with(dummied("snapshot after")), "random numbers", "random-when"),
     ("CK-07 graphs kept", sequential_with(dummied("keeps graph")), "peak against depth", "kept"),
@@ -341,6 +372,32 @@ for name, candidate, criterion, hint in [
     ("returns nothing", lambda layers, x, segments: None, "gradients", "output"),
 ]:
     wrong(name, check=SEQUENTIAL, criterion=criterion, hint=hint)(candidate)
+
+
+@wrong("fresh: late binding in a loop of lambdas", check=SEQUENTIAL, criterion="gradients", hint="other-layers")
+def late_binding(layers, x, segments):
+    for start, end in cut(len(layers), segments):
+        x = dummied()(lambda h: nn.Sequential(*layers[start:end])(h), x)  # noqa: B023
+    return x
+
+
+@wrong("fresh: one more checkpoint around all segments", check=SEQUENTIAL, criterion="forward calls", hint="calls")
+def outer_checkpoint(layers, x, segments):
+    return dummied()(lambda h: sequential_with(dummied())(layers, h, segments), x)
+
+
+@wrong("fresh: the last two segments plain", check=SEQUENTIAL, criterion="runs forward again", hint="plain-segments")
+def last_two_plain(layers, x, segments):
+    edges = cut(len(layers), segments)
+    for number, (start, end) in enumerate(edges):
+        part = nn.Sequential(*layers[start:end])
+        x = part(x) if number >= segments - 2 else dummied()(part, x)
+    return x
+
+
+@wrong("fresh: the caller's x made to need a gradient", check=SEQUENTIAL, criterion="other layers and inputs", hint="trace")
+def changes_x(layers, x, segments):
+    return sequential_with(flawed())(layers, x.requires_grad_(), segments) if x.is_leaf else sequential_with(flawed())(layers, x, segments)
 
 
 @wrong("no grad anywhere", check=SEQUENTIAL, criterion="gradients", hint="no-graph")
@@ -467,7 +524,7 @@ def kept_bytes(module, x, weights=False, once=True, unit=None):
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         out = module(x)
-    own = set() if weights else {p.untyped_storage().data_ptr() for p in module.parameters()}
+    own = set() if weights else {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
     sizes = [(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes() if unit is None else t.numel()) for t in kept]
     sizes = [(place, size) for place, size in sizes if place not in own]
     del out
@@ -478,41 +535,127 @@ _saved("ReLU saves its input", "what is saved", "relu-saves", {"relu": {"input"}
 _saved("Linear saves its input only", "what is saved", "linear-saves", {"linear": {"input"}})
 _saved("softmax saves both", "what is saved", "softmax-saves", {"softmax": {"input", "output"}})
 _saved("counts the weights", "bytes kept", "weights", count=lambda m, x: kept_bytes(m, x, weights=True))
-_saved("counts a shared tensor twice", "each tensor once", "counted-twice", count=lambda m, x: kept_bytes(m, x, once=False))
+_saved("counts a shared tensor twice", "each storage once", "counted-twice", count=lambda m, x: kept_bytes(m, x, once=False))
 _saved("counts elements for bytes", "bytes kept", "bytes", count=lambda m, x: kept_bytes(m, x, unit=1))
 _saved("do nothing", "what is saved", "relu-saves", {"relu": set(), "linear": set(), "softmax": set()}, lambda m, x: 0)
+
+
+def fresh_count(pack_returns=lambda tensor: tensor, size=lambda t: t.untyped_storage().nbytes(), place=None, left_out=None):
+    """A count by address, with one thing wrong."""
+    place = place or (lambda t: t.untyped_storage().data_ptr())
+    left_out = left_out or (lambda module, x: (*module.parameters(), *module.buffers()))
+
+    def count(module, x):
+        kept = {}
+
+        def pack(tensor):
+            kept[place(tensor)] = size(tensor)
+            return pack_returns(tensor)
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = module(x)
+        for tensor in left_out(module, x):
+            kept.pop(place(tensor), None)
+        del out
+        return sum(kept.values())
+
+    return count
+
+
+def counts_no_parameters(module, x):
+    kept = {}
+
+    def pack(tensor):
+        if not isinstance(tensor, nn.Parameter):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(x)
+    return sum(kept.values())
+
+
+def counts_outputs(module, x):
+    sizes, handles = {}, []
+    for part in module.modules():
+        if not list(part.children()):
+            hook = lambda m, args, out: sizes.__setitem__(out.untyped_storage().data_ptr(), (out.untyped_storage().nbytes(), out))  # noqa: E731
+            handles.append(part.register_forward_hook(hook))
+    module(x)
+    for handle in handles:
+        handle.remove()
+    return sum(size for size, _ in sizes.values())
+
+
+def with_input(module, x):
+    return (x, *module.parameters(), *module.buffers())
+
+
+for name, criterion, hint, count in [
+    ("fresh: every saved tensor counts", "each storage once", "counted-twice", lambda m, x: kept_bytes(m, x, once=False)),
+    ("fresh: what is no Parameter", "bytes kept", "weights", counts_no_parameters),
+    ("fresh: the tensor's address and bytes", "each storage once", "part",
+     fresh_count(size=lambda t: t.nbytes, place=lambda t: t.data_ptr())),
+    ("fresh: the storage's address, the tensor's bytes", "each storage once", "part", fresh_count(size=lambda t: t.nbytes)),
+    ("fresh: pack lets go", "each storage once", "freed", fresh_count(pack_returns=lambda tensor: None)),
+    ("fresh: x left out", "bytes kept", "input-left-out", fresh_count(left_out=with_input)),
+    ("fresh: outputs of the layers", "bytes kept", "computed", counts_outputs),
+    ("fresh: buffers counted", "each storage once", "buffers", fresh_count(left_out=lambda m, x: m.parameters())),
+    ("four bytes whatever the dtype", "bytes kept", "bytes", fresh_count(size=lambda t: 4 * t.numel())),
+]:  # fmt: skip
+    _saved(name, criterion, hint, count=count)
+
+
+def plan_peak(costs, lengths):
+    edges = [0, *itertools.accumulate(lengths)]
+    return sum(costs[a][0] for a in edges[:-1]) + max(sum(c[1] for c in costs[a:b]) for a, b in itertools.pairwise(edges))
+
+
+def cut_peak(costs, segments):
+    return plan_peak(costs, [b - a for a, b in cut(len(costs), segments)])
+
+
+def compositions(n):
+    if n == 0:
+        yield []
+    for first in range(1, n + 1):
+        yield from ([first, *rest] for rest in compositions(n - first))
+
+
+def planned(costs, budget, peak=plan_peak, fits=lambda peak, budget: peak <= budget, plans=compositions):
+    best = min(plans(len(costs)), key=lambda plan: peak(costs, plan))
+    return best if fits(peak(costs, best), budget) else None
+
+
+def equal_plans(count):
+    return [[b - a for a, b in cut(count, segments)] for segments in range(1, count + 1)]
+
 
 for name, answer, criterion, hint in [
     ("sqrt(n) whatever it costs", lambda costs: round(math.sqrt(len(costs))), "costly insides", "inside"),
     ("one segment", lambda costs: 1, "equal costs", "equal"),
     ("every layer its own", lambda costs: len(costs), "equal costs", "equal"),
     ("ratio upside down", lambda costs: max(1, round(math.sqrt(len(costs) * costs[0][0] / costs[0][1]))), "costly insides", "inside"),
+    ("fresh: the root, unlimited", lambda c: round(math.sqrt(len(c) * c[0][1] / c[0][0])), "costly insides", "range"),
+    ("fresh: n itself never tried", lambda c: min(range(1, len(c)), key=lambda k: cut_peak(c, k), default=1), "costly insides", "ends"),
     ("more segments than layers", lambda costs: round(math.sqrt(len(costs) * costs[0][1] / costs[0][0])) + 1000, "equal costs", "range"),
 ]:
     wrong(name, check="checkpointing.best-segments", criterion=criterion, hint=hint)(answer)
 
 for name, answer, criterion, hint in [
-    ("equal lengths", lambda costs, budget: [b - a for a, b in cut(len(costs), math.isqrt(len(costs)))], "least peak", "least"),
-    ("every layer its own", lambda costs, budget: [1] * len(costs), "least peak", "least"),
+    ("equal lengths", lambda costs, budget: [b - a for a, b in cut(len(costs), math.isqrt(len(costs)))], "least peak", "unequal"),
+    ("every layer its own", lambda costs, budget: [1] * len(costs), "least peak", "unequal"),
     ("none fits", lambda costs, budget: None, "a whole plan", "budget"),
+    ("budget not looked at", lambda costs, budget: planned(costs, math.inf), "budget", "budget"),
+    ("fresh: the best equal lengths", lambda costs, budget: planned(costs, budget, plans=equal_plans), "least peak", "unequal"),
+    ("fresh: a peak of the budget is too much", lambda c, b: planned(c, b, fits=lambda peak, most: peak < most), "budget", "equality"),
+    ("fresh: first border free", lambda c, b: planned(c, b, peak=lambda c, plan: plan_peak(c, plan) - c[0][0]), "budget", "counted"),
+    ("largest inside less one layer", lambda c, b: planned(c, b, peak=lambda c, plan: plan_peak(c, plan) - 1), "budget", "counted"),
+    ("fresh: the first that fits", lambda c, b: next((p for p in compositions(len(c)) if plan_peak(c, p) <= b), None),
+     "least peak", "unequal"),
     ("a layer missing", lambda costs, budget: [len(costs) - 1], "a whole plan", "whole"),
 ]:
     wrong(name, check="checkpointing.plan", criterion=criterion, hint=hint)(answer)
-
-
-@wrong("budget not looked at", check="checkpointing.plan", criterion="budget", hint="budget")
-def best_whatever_the_budget(costs, budget):
-    def peak(lengths):
-        starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-        return sum(costs[s][0] for s in starts[:-1]) + max(sum(c[1] for c in costs[a:b]) for a, b in zip(starts, starts[1:], strict=False))
-
-    def plans(n):
-        if n == 0:
-            yield []
-        for first in range(1, n + 1):
-            yield from ([first, *rest] for rest in plans(n - first))
-
-    return min(plans(len(costs)), key=peak)
 
 
 def in_order(costs, budget, order):
@@ -525,11 +668,18 @@ def in_order(costs, budget, order):
     return chosen
 
 
+def by_ratio(costs):
+    return sorted(range(len(costs)), key=lambda i: costs[i][1] / costs[i][0])
+
+
 for name, answer, criterion, hint in [
     ("every layer", lambda costs, budget: list(range(len(costs))), "least time", "seconds"),
     ("none", lambda costs, budget: [], "fits", "fits"),
     ("first come", lambda costs, budget: in_order(costs, budget, range(len(costs))), "least time", "seconds"),
     ("dearest first", lambda c, b: in_order(c, b, sorted(range(len(c)), key=lambda i: -c[i][1] / c[i][0])), "least time", "seconds"),
+    ("fresh: the budget as bytes to free", lambda c, b: in_order(c, sum(k for k, _ in c) - b, by_ratio(c)), "fits", "fits"),
+    ("fresh: quickest first", lambda c, b: in_order(c, b, sorted(range(len(c)), key=lambda i: c[i][1])), "least time", "seconds"),
+    ("fresh: largest first", lambda c, b: in_order(c, b, sorted(range(len(c)), key=lambda i: -c[i][0])), "least time", "seconds"),
     ("what to keep, for what to run again", lambda c, b: sorted({*range(len(c))} - {*in_order(c, b, range(len(c)))}), "fits", "fits"),
 ]:
     wrong(name, check="checkpointing.select", criterion=criterion, hint=hint)(answer)
@@ -541,3 +691,26 @@ for name, answer, criterion, hint in [
     ("from the start each time", lambda layers, x: from_the_start(layers, x, len(layers)), "forward calls", "calls"),
 ]:
     wrong(name, check="checkpointing.recursive", criterion=criterion, hint=hint)(answer)
+
+
+@wrong("fresh: the first half plain inside", check="checkpointing.recursive", criterion="peak against depth", hint="half")
+def plain_inside(layers, x):
+    if len(layers) == 1:
+        return layers[0](x)
+    half = len(layers) // 2
+    return plain_inside(layers[half:], dummied()(nn.Sequential(*layers[:half]), x))
+
+
+@wrong("fresh: one layer split off at a time", check="checkpointing.recursive", criterion="peak against depth", hint="cut")
+def peels_one(layers, x):
+    if len(layers) == 1:
+        return layers[0](x)
+    return layers[-1](dummied()(lambda h: peels_one(layers[:-1], h), x))
+
+
+@wrong("fresh: the second half checkpointed", check="checkpointing.recursive", criterion="peak against depth", hint="which-half")
+def wrong_half(layers, x):
+    if len(layers) == 1:
+        return layers[0](x)
+    half = len(layers) // 2
+    return dummied()(lambda h: wrong_half(layers[half:], h), nn.Sequential(*layers[:half])(x))
