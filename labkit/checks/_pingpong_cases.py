@@ -15,6 +15,8 @@ from labkit.checks._core import Case
 # Widest first, so that buffers grown on demand are grown once: what repeats is narrower and goes up and down.
 WIDE = (96, 96, 96)
 REPEATED = (56, 80, 48, 72, 64, 88)
+# Wider and narrower again: buffers grown on demand, or made for what came first, have to be made anew.
+WIDENING = (56, 48, 72, 96, 64, 128, 80)
 BATCH = 64
 OUT = 64
 
@@ -75,7 +77,8 @@ def forward_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     up_and_down = [5, 9, 33, 17, 40, 8, 21, 7, 13]  # neither the first nor the last is the widest
     for depth in (2, 7, 8):
         core.run(f"{depth} layers", core.layers(up_and_down[: depth + 1]), (6, 5))
-    core.run("another input", core.models - 1, (6, 5))
+    core.run("new numbers in the same input tensor", core.models - 1, (6, 5), refills=True)
+    core.run("a network that widens", core.layers([40, *WIDENING]), (BATCH, 40), widens=True)
     deep = Builder("12 and 24 layers", generator)
     for depth in (12, 24):
         deep.run(f"{depth} layers", deep.layers(deep_widths(depth)), (BATCH, WIDE[0]), measured=True)
@@ -86,9 +89,9 @@ def forward_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     edges.run("one row", five, (1, 7))
     edges.run("8 rows", five, (8, 7))
     edges.run("then 3 rows", five, (3, 7))
-    edges.run("float64", edges.layers([7, 12, 6, 11], torch.float64), (4, 7), torch.float64)
-    edges.run("a strided view", five, (4, 7), strided=True)
-    edges.run("an input that requires grad", five, (4, 7), grad=True)
+    edges.run("float64", edges.layers([7, 12, 6, 11], torch.float64), (4, 7), torch.float64, hint="dtype")
+    edges.run("a strided view", five, (4, 7), strided=True, hint="strided")
+    edges.run("an input that requires grad", five, (4, 7), grad=True, hint="grad-input")
     cases = [core.case("layers"), deep.case("layers"), edges.case("layers")]
     if strict:
         more = Builder("3, 9 and 16 layers", generator)
@@ -99,9 +102,9 @@ def forward_cases(generator: torch.Generator, strict: bool) -> list[Case]:
         for depth in (9, 33):
             deeper.run(f"{depth} layers", deeper.layers(deep_widths(depth)), (BATCH + 7, WIDE[0]), measured=True)
         last = Builder("more edge cases", generator, covers=("edge cases",))
-        last.run("no layers, strided", last.layers([9]), (5, 9), strided=True)
-        last.run("one layer, strided", last.layers([9, 6]), (5, 9), strided=True)
-        last.run("one layer, float64", last.layers([9, 30], torch.float64), (5, 9), torch.float64)
+        last.run("no layers, strided", last.layers([9]), (5, 9), strided=True, hint="strided")
+        last.run("one layer, strided", last.layers([9, 6]), (5, 9), strided=True, hint="strided")
+        last.run("one layer, float64", last.layers([9, 30], torch.float64), (5, 9), torch.float64, hint="dtype")
         last.run("one column", last.layers([1, 14, 6, 9]), (5, 1))
         cases += [more.case("layers"), deeper.case("layers"), last.case("layers")]
     return cases
@@ -111,7 +114,8 @@ def residual_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     core = Builder("2, 3 and 5 blocks", generator)
     for hidden in ((9, 30), (24, 7, 12), (12, 40, 5, 31, 16)):
         core.run(f"{len(hidden)} blocks", core.blocks(12, hidden), (6, 12))
-    core.run("another input", core.models - 1, (6, 12))
+    core.run("new numbers in the same input tensor", core.models - 1, (6, 12), refills=True)
+    core.run("blocks that widen", core.blocks(OUT, WIDENING), (BATCH, OUT), widens=True)
     deep = Builder("6 and 12 blocks", generator)
     for depth in (6, 12):
         hidden = [WIDE[0], *[REPEATED[i % len(REPEATED)] for i in range(depth - 1)]]
@@ -123,9 +127,9 @@ def residual_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     edges.run("one row", three, (1, 7))
     edges.run("8 rows", three, (8, 7))
     edges.run("then 3 rows", three, (3, 7))
-    edges.run("float64", edges.blocks(7, [12, 5], torch.float64), (4, 7), torch.float64)
-    edges.run("a strided view", three, (4, 7), strided=True)
-    edges.run("an input that requires grad", three, (4, 7), grad=True)
+    edges.run("float64", edges.blocks(7, [12, 5], torch.float64), (4, 7), torch.float64, hint="dtype")
+    edges.run("a strided view", three, (4, 7), strided=True, hint="strided")
+    edges.run("an input that requires grad", three, (4, 7), grad=True, hint="grad-input")
     cases = [core.case("blocks"), deep.case("blocks"), edges.case("blocks")]
     if strict:
         more = Builder("4 and 7 blocks", generator)
@@ -143,39 +147,55 @@ def persistent_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     mixed = [5, 9, 33, 17, 40, 8, 21, 7, 13]
     core = Builder("1, 2, 7 and 8 layers", generator)
     for depth in (1, 2, 7, 8):
-        _calls(core, f"{depth} layers" if depth > 1 else "one layer", mixed[: depth + 1], 8, 3, small_first=depth == 7)
+        _calls(core, f"{depth} layers" if depth > 1 else "one layer", mixed[: depth + 1], (8, 3, 1), small_first=depth == 7)
     deep = Builder("12 and 24 layers", generator)
     for depth in (12, 24):
-        _calls(deep, f"{depth} layers", deep_widths(depth), 48, 20, measured=True)
-    cases = [core.case("calls"), deep.case("calls")]
+        _calls(deep, f"{depth} layers", deep_widths(depth), (48, 20, 33), measured=True)
+    types = Builder("float64 and bfloat16", generator, covers=("buffer_bytes",))
+    for dtype in (torch.float64, torch.bfloat16):
+        _calls(types, str(dtype).partition(".")[2], [40, *WIDENING], (16, 5, 11), dtype, measured=True)
+    cases = [core.case("calls"), deep.case("calls"), types.case("types")]
     if strict:
         more = Builder("3 and 12 layers", generator)
         for depth in (3, 12):
-            _calls(more, f"{depth} layers", _sizes(generator, depth + 1), 9, 5)
+            _calls(more, f"{depth} layers", _sizes(generator, depth + 1), (9, 5, 7))
         deeper = Builder("9 and 33 layers", generator)
         for depth in (9, 33):
-            _calls(deeper, f"{depth} layers", deep_widths(depth), 56, 33, measured=True)
+            _calls(deeper, f"{depth} layers", deep_widths(depth), (56, 33, 17), measured=True)
         cases += [more.case("calls"), deeper.case("calls")]
     return cases
 
 
-# What an executor is put through: rows of the call ("max" or "less"), whether it gets an `out`, whether x is the first call's
-# tensor with new values, and whether it may allocate (the first call of a shape may).
+# What an executor is put through: rows of the call, whether it gets an `out`, which earlier call's input tensor is filled with new
+# numbers for it (else it brings a new one), and whether it may allocate (the first call of a shape may).
 SCRIPT = (
     {"rows": "max", "may": True},
+    {"rows": "max", "refills": 0},
     {"rows": "max"},
     {"rows": "less", "may": True},
-    {"rows": "max", "again": True},
+    {"rows": "max", "refills": 0},
+    {"rows": "other", "may": True},
     {"rows": "less"},
     {"rows": "max", "out": True},
     {"rows": "max", "out": True},
-    {"rows": "less"},
+    {"rows": "max"},
+    {"rows": "less", "out": True},
+    {"rows": "less", "refills": 6},
+    {"rows": "other"},
 )
 
 
-def _calls(builder: Builder, name: str, widths: Sequence[int], most: int, less: int, **facts: Any) -> None:
-    number, model = len(builder.runs), builder.layers(widths)
+def rows_of(call: dict[str, Any], run: dict[str, Any]) -> int:
+    """Rows of one call of SCRIPT in a run."""
+    return run["rows"][("max", "less", "other").index(call["rows"])]
+
+
+def _calls(
+    builder: Builder, name: str, widths: Sequence[int], rows: tuple[int, int, int], dtype: torch.dtype = torch.float32, **facts: Any
+) -> None:
+    number, model = len(builder.runs), builder.layers(widths, dtype)
+    facts |= {"rows": list(rows), "max_batch": rows[0]}
     for index, call in enumerate(SCRIPT):
-        rows = most if call["rows"] == "max" else less
-        builder.tensors[f"x{number}/{index}"] = torch.randn(rows, widths[0], generator=builder.generator)
-    builder.runs.append({"name": name, "model": model, "max_batch": most, **facts})
+        shape = (rows_of(call, facts), widths[0])
+        builder.tensors[f"x{number}/{index}"] = torch.randn(shape, generator=builder.generator).to(dtype)
+    builder.runs.append({"name": name, "model": model, **facts})

@@ -9,8 +9,8 @@ HINTS = {
     ),
     "nothing-returned": "Does every path through your function end in a `return`?",
     "numbers": (
-        "Take a network of two layers by hand: is every layer's output what the next one reads, with its bias and its "
-        "relu?"
+        "Take two layers by hand: does each read what the one before it left, and do bias and relu stand exactly where "
+        "the formula has them?"
     ),
     "same-buffer": "Which storage does this layer read, and which does it write? Compare their data_ptr().",
     "never-flips": "List the buffer that layers 0 to 3 write. Is the sequence what you expect?",
@@ -27,8 +27,8 @@ HINTS = {
     "skip-source": "Who is the last reader of the block's input? Is it done when you write there?",
     "input-changed": "The caller still needs its input. Which of your writes can land in memory that you did not make?",
     "widest": (
-        "A layer needs more room than its buffer has (a warning about resizing means that the buffer was replaced). "
-        "Which activation is the widest?"
+        "A layer needs more room than its buffer has, and a buffer that grows or is replaced is a new one. Which "
+        "activation is the widest, and when do you know it?"
     ),
     "shape": "A buffer may be wider than a layer's output. Which part of it is the result?",
     "dtype": "Which number format do your buffers have, and which does the input have?",
@@ -65,8 +65,13 @@ HINTS = {
         "next layer runs?"
     ),
     "kept": "Memory stays behind after every call. Which name outside your function still holds a result?",
-    "recomputed": "The layers ran more than once. What would have to stay in memory so that once is enough?",
-    "edge": "What does your loop do in this case, before the first layer and after the last?",
+    "recomputed": (
+        "The products cost more than one pass over the layers. Which layer runs again, and what would have to stay in "
+        "memory so that once is enough?"
+    ),
+    "edge": "What is special about the case named here, and which line of yours does not expect it?",
+    "strided": "This input is a view with gaps between its numbers. Which of your lines needs them side by side?",
+    "grad-input": "Here the input requires grad, and not only the weights do. Who else than they may autograd still watch?",
     "made-again": (
         "How many tensors does the second call make, and which line makes them? What could have been ready since the "
         "first?"
@@ -77,15 +82,20 @@ HINTS = {
     ),
     "reshaped": "A full batch, a smaller one, a full one: which of your buffers survived the smaller one?",
     "holds": (
-        "Between calls more stays alive than two activations. Which attributes hold tensors, and how large is each?"
+        "Between calls more stays alive than two activations of the largest batch. Which attributes hold tensors after "
+        "batches of several sizes, and how large is each?"
     ),
     "out-ignored": "The caller looks into its own `out`. Which of your lines writes there?",
     "late-reader": (
         "`out` was written only after the call had returned. Who may still be reading your buffer when the next call "
         "overwrites it?"
     ),
+    "not-out": "`out` is filled. And what does the call hand back to the caller who brought it?",
     "aliased": "Call it twice and look at the first result again. Whose memory is it in?",
-    "reported": "Which bytes would exist without your buffers? And does your sum count one storage twice?",
+    "reported": (
+        "Which bytes would exist without your buffers? How many has one number of this network, and does your sum count "
+        "one storage twice?"
+    ),
     "reported-missing": "The contract names one more thing that an executor tells about itself.",
 }
 

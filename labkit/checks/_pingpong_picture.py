@@ -91,8 +91,10 @@ def _calls(case: Case, seen: Observation) -> "Figure":
     for allowed, colour, name in ((True, _QUIET, "may"), (False, _NEW, "must not")):
         chosen = [i for i in range(len(made)) if may[i] == allowed]
         left.bar(chosen, [made[i] for i in chosen], color=colour, label=name)
-    kinds = [("all" if call["rows"] == "max" else "few") + (" out" if call.get("out") else "") for call in SCRIPT]
-    left.set_xticks([0, *calls], ["made", *(f"{call}\n{kind}" for call, kind in zip(calls, kinds, strict=True))], fontsize=7)
+    rows = {"max": "all", "less": "few", "other": "some"}
+    kinds = [rows[call["rows"]] + (" out" if call.get("out") else "") for call in SCRIPT]
+    names = [f"{call}\n{kind}".replace(" ", "\n") for call, kind in zip(calls, kinds, strict=True)]
+    left.set_xticks([0, *calls], ["made", *names], fontsize=6)
     left.set(ylabel="activations", ylim=(0, max(2.2, *made) * 1.15), title=f"Allocated by each call ({run['name']})")
     left.legend(loc="upper right", fontsize=7.5)
     held = [call["held"] / unit for call in facts["calls"]]

@@ -1,21 +1,18 @@
 """Run a candidate beside the recorder and a trail, and say what was seen."""
 
-import time
+import gc
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from labkit.checks._core import Case, Observation, WrongResult
-from labkit.checks._pingpong_cases import SCRIPT
 from labkit.checks._pingpong_trail import Trail
 from labkit.models import ResidualBlock
 from labkit.recorder import Recorder
-
-UNWRITTEN = float("nan")
 
 
 def model_of(case: Case, number: int) -> list[nn.Module]:
@@ -39,7 +36,7 @@ def model_of(case: Case, number: int) -> list[nn.Module]:
     return modules
 
 
-def _weights(modules: Sequence[nn.Module]) -> list[list[torch.Tensor]]:
+def weights_of(modules: Sequence[nn.Module]) -> list[list[torch.Tensor]]:
     """The tensors that one product each reads, in the order of the products."""
     return [[m.weight] for module in modules for m in module.modules() if isinstance(m, nn.Linear)]
 
@@ -52,12 +49,12 @@ def _input(case: Case, key: str, run: dict[str, Any]) -> torch.Tensor:
     return x.requires_grad_(bool(run.get("grad")))
 
 
-def _outputs(modules: Sequence[nn.Module], x: torch.Tensor) -> int:
+def outputs_of(modules: Sequence[nn.Module], x: torch.Tensor) -> int:
     last = modules[-1] if modules else None
     return last.out_features if isinstance(last, nn.Linear) else x.shape[1]
 
 
-def _examined(y: Any, shape: tuple[int, int], dtype: torch.dtype, run: str) -> torch.Tensor:
+def examined(y: Any, shape: tuple[int, int], dtype: torch.dtype, run: str) -> torch.Tensor:
     """The result, if it is a tensor of the right shape and type; WrongResult that says what came back if not."""
     wanted = f"expected a {shape} tensor of {dtype}"
     if not isinstance(y, torch.Tensor):
@@ -70,14 +67,14 @@ def _examined(y: Any, shape: tuple[int, int], dtype: torch.dtype, run: str) -> t
 
 
 @contextmanager
-def _collect_warnings(resized: list[str]) -> Iterator[None]:
+def collect_warnings(resized: list[str]) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
     resized += [str(w.message).split(". ")[0][:200] for w in caught if "resized" in str(w.message)]
 
 
-def _facts(trail: Trail, y: Any, resized: list[str]) -> dict[str, Any]:
+def facts_of(trail: Trail, y: Any, resized: list[str]) -> dict[str, Any]:
     row = trail.row_of(y) if isinstance(y, torch.Tensor) else -2
     writers = {product["layer"] for product in trail.products if product["storage"] == row}
     last = max((product["layer"] for product in trail.products), default=-1)
@@ -87,6 +84,7 @@ def _facts(trail: Trail, y: Any, resized: list[str]) -> dict[str, Any]:
         "products": trail.products[:400],
         "layers_seen": trail.layers_seen,
         "clobbered": trail.clobbered[:8],
+        "replaced": trail.replaced,
         "copies": trail.copies,
         "result_row": row if own else -1,
         "result_bytes": trail.storages[row]["bytes"] if own else 0,
@@ -97,10 +95,15 @@ def _facts(trail: Trail, y: Any, resized: list[str]) -> dict[str, Any]:
 def probe_function(candidate: Any, case: Case) -> Observation:
     """Call candidate(modules, x) in every run of the case."""
     torch.set_num_threads(1)  # products this small only wait for their second thread; the process is the probe's own
+    gc.freeze()  # marks collect garbage: only what the candidate makes need be looked at
     seen = Observation()
+    models: dict[int, list[nn.Module]] = {}
+    x = torch.empty(0)
     for number, run in enumerate(case.values["runs"]):
-        modules = model_of(case, run["model"])
-        x = _input(case, f"x{number}", run)
+        if run["model"] not in models:  # the same layers in every run of a model, as in a server
+            models[run["model"]] = model_of(case, run["model"])
+        modules = models[run["model"]]
+        x = x.copy_(case.tensors[f"x{number}"]) if run.get("refills") else _input(case, f"x{number}", run)
         facts: dict[str, Any] = {"error": None}
         seen.values[str(number)] = facts
         try:
@@ -111,7 +114,7 @@ def probe_function(candidate: Any, case: Case) -> Observation:
             facts["error"] = str(error) if isinstance(error, WrongResult) else f"{type(error).__name__}: {error}"[:300]
             continue
         seen.tensors[f"y{number}"] = y
-        seen.tensors[f"x{number}"] = x.detach()
+        seen.tensors[f"x{number}"] = x.detach().clone()
     return seen
 
 
@@ -119,25 +122,25 @@ def _run(candidate: Any, modules: list[nn.Module], x: torch.Tensor, run: dict[st
     """One call and what was seen of it; the result is a copy, since it may lie in memory that the next call uses."""
     resized: list[str] = []
     facts = seen.values[str(number)]
-    shape = (x.shape[0], _outputs(modules, x))
-    trail = Trail(_weights(modules), [p for m in modules for p in m.parameters()] + [x])
+    shape = (x.shape[0], outputs_of(modules, x))
+    trail = Trail(weights_of(modules), [p for m in modules for p in m.parameters()] + [x])
     if not run.get("measured"):
-        with _collect_warnings(resized), trail:
+        with collect_warnings(resized), trail:
             y = candidate(modules, x)
-        facts |= _facts(trail, y, resized)
-        facts["grad"] = _examined(y, shape, x.dtype, run["name"]).requires_grad
+        facts |= facts_of(trail, y, resized)
+        facts["grad"] = examined(y, shape, x.dtype, run["name"]).requires_grad
         return y.detach().clone()
     second, kept = torch.randn_like(x), x.new_empty(shape)
     with Recorder(watch=[*modules, x, second, kept]) as recorder:
         facts["base_bytes"] = recorder.mark("before")
-        with recorder.phase("run"), _collect_warnings(resized), trail:
+        with recorder.phase("run"), collect_warnings(resized), trail:
             y = candidate(modules, x)
-        facts |= _facts(trail, y, resized)
-        facts["grad"] = _examined(y, shape, x.dtype, run["name"]).requires_grad
+        facts |= facts_of(trail, y, resized)
+        facts["grad"] = examined(y, shape, x.dtype, run["name"]).requires_grad
         facts["held_bytes"] = [recorder.mark("after")]
         with torch.no_grad():
             kept.copy_(y)
-        with _collect_warnings([]):
+        with collect_warnings([]):
             again = candidate(modules, second)  # whatever is kept from call to call shows after this one
         del again
         facts["held_bytes"].append(recorder.mark("after another"))
@@ -146,66 +149,3 @@ def _run(candidate: Any, modules: list[nn.Module], x: torch.Tensor, run: dict[st
     facts["flops"] = recording.flops("run")
     seen.recordings[str(number)] = recording
     return kept
-
-
-def probe_executor(candidate: Any, case: Case) -> Observation:
-    """Make candidate(layers, max_batch) in every run of the case and put it through SCRIPT."""
-    torch.set_num_threads(1)
-    seen = Observation()
-    for number, run in enumerate(case.values["runs"]):
-        modules = model_of(case, run["model"])
-        given = [case.tensors[f"x{number}/{index}"] for index in range(len(SCRIPT))]
-        xs = [x.clone() for x in given]
-        kept = [x.new_empty(x.shape[0], _outputs(modules, x)) for x in xs]
-        outs = {i: torch.full_like(kept[i], UNWRITTEN) for i, call in enumerate(SCRIPT) if call.get("out")}
-        watched = [*given, *xs, *kept, *outs.values()]
-        trail = Trail(_weights(modules), [p for m in modules for p in m.parameters()] + watched)
-        recorder = Recorder(watch=[*modules, *watched]) if run.get("measured") else None
-        seen.values[str(number)] = facts = {"calls": [], "grad": False}
-        resized: list[str] = []
-        with recorder or nullcontext():
-            base = recorder.mark("before") if recorder else 0
-            with _collect_warnings(resized), trail:
-                executor = candidate(modules, run["max_batch"])
-                if run.get("small_first"):
-                    executor(given[2].clone())
-            if recorder:
-                recorder.mark("call 0")
-            for index, call in enumerate(SCRIPT):
-                x = xs[0].copy_(given[index]) if call.get("again") else xs[index]
-                before = len(trail.storages)
-                with _collect_warnings(resized), trail:
-                    y = executor(x, out=outs[index]) if index in outs else executor(x)
-                if index in outs:
-                    y = outs[index]
-                else:
-                    _examined(y, tuple(kept[index].shape), x.dtype, f"{run['name']}, call {index + 1}")
-                facts["grad"] |= y.requires_grad
-                with torch.no_grad():
-                    kept[index].copy_(y)
-                del y
-                facts["calls"].append({"made": [row["bytes"] for row in trail.storages[before:]]})
-                if recorder:
-                    facts["calls"][-1]["held"] = recorder.mark(f"call {index + 1}") - base
-                if index in outs and kept[index][0, 0].isnan():
-                    time.sleep(0.03)  # time for whoever writes after the call has returned
-        facts |= _facts(trail, None, resized)
-        facts["reported"] = _reported(executor)
-        if recorder:
-            seen.recordings[str(number)] = recorder.recording
-        seen.tensors |= {f"y{number}/{index}": y for index, y in enumerate(kept)}
-        seen.tensors |= {f"x{number}/{index}": x for index, x in enumerate(xs)}
-        seen.tensors |= {f"out{number}/{index}": out.detach() for index, out in outs.items()}
-    return seen
-
-
-def _reported(executor: Any) -> Any:
-    """`buffer_bytes` as a whole number; None where there is none, text where it is something else."""
-    value = getattr(executor, "buffer_bytes", None)
-    if callable(value):
-        value = value()
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-        return value
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
-    return f"a {type(value).__name__}"

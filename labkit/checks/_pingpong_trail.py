@@ -45,9 +45,11 @@ def _composite(func: Any) -> bool:
 class Trail(TorchDispatchMode):
     """Notes storages and products while a candidate runs `layers` (per layer the tensors that only its product reads).
 
-    storages : [{"bytes", "op", "born", "layer"}] in order of appearance; `layer` is the number of layers whose product had run
+    storages : [{"bytes", "op", "born", "layer", "grew"}] in order of appearance; `layer` is the number of layers whose product had
+               run. A storage that grows gets a new row, since its memory is another; `grew` is its row before
     products : [{"layer", "op", "place", "storage", "fresh", "pass"}] in order; a place is a storage and an offset in it
-    clobbered: layers that read an operand after it was written over in the same layer
+    clobbered: layers whose product read an operand after it was written over in the same layer
+    replaced : layers whose input was replaced by other numbers (not added to) before the next layer's product was done
     copies   : how often a whole tensor was copied into memory that is not watched
     """
 
@@ -56,11 +58,13 @@ class Trail(TorchDispatchMode):
         self.storages: list[dict[str, Any]] = []
         self.products: list[dict[str, Any]] = []
         self.clobbered: list[int] = []
+        self.replaced: list[int] = []
         self.copies = 0
         self._layer_of: dict[int, int] = {}  # address of a weight -> layer
         self._known: dict[int, int] = {}  # storage -> its row, or -1 for a watched one
         self._places: dict[tuple[int, int], int] = {}
         self._spans: list[tuple[int, int]] = []  # memory that the running layer has written
+        self._inputs: list[tuple[int, tuple[int, int]]] = []  # (layer, memory that its product read), of the last two layers
         self._reached = 0
         self._pass = 0
         for number, weights in enumerate(layers):
@@ -109,16 +113,18 @@ class Trail(TorchDispatchMode):
                 return
             row = self._known[storage._cdata] = len(self.storages)
             name = func.overloadpacket.__name__
-            self.storages.append({"bytes": size, "op": name, "born": born, "layer": self._reached})
+            self.storages.append({"bytes": size, "op": name, "born": born, "layer": self._reached, "grew": None})
             weakref.finalize(storage, self._known.pop, storage._cdata, None).atexit = False
-        elif row >= 0:
-            self.storages[row]["bytes"] = max(size, self.storages[row]["bytes"])
+        elif row >= 0 and size > self.storages[row]["bytes"]:  # grown, so moved
+            self._known[storage._cdata] = len(self.storages)
+            name = func.overloadpacket.__name__
+            self.storages.append({"bytes": size, "op": name, "born": True, "layer": self._reached, "grew": row})
 
     def _note(self, func: Any, args: tuple, kwargs: dict, outputs: list[torch.Tensor], before: set[int]) -> None:
         name = func.overloadpacket.__name__
         targets = list(_tensors(args[i] if i < len(args) else kwargs.get(key) for i, key in _written_arguments(func)))
         fresh = [tensor for tensor in outputs if tensor.untyped_storage()._cdata not in before]
-        factors = list(_tensors(args[1:] if name in _BIAS_FIRST else args))
+        factors = list(_tensors(args[1:] if name.removesuffix("_") in _BIAS_FIRST else args))
         layers = [self._layer_of.get(tensor.untyped_storage().data_ptr()) for tensor in factors]
         layer = next((number for number in layers if number is not None), None)
         if layer is not None and name in _COPIES:
@@ -130,7 +136,11 @@ class Trail(TorchDispatchMode):
         if layer is not None and (not self.products or self.products[-1]["layer"] != layer):
             self._spans = []
             self._pass += bool(self.products and layer < self.products[-1]["layer"])
-        self._spans += [_span(tensor) for tensor in targets]
+        written = [_span(tensor) for tensor in targets]
+        self._spans += written
+        if not _adds(name, targets, [*args, *kwargs.values()]):
+            over = [number for number, span in self._inputs if any(_meet(span, other) for other in written)]
+            self.replaced += [number for number in over if number not in self.replaced]
         if layer is None:
             self.copies += name == "copy_" and self.row_of(targets[0]) != -1
             return
@@ -138,6 +148,8 @@ class Trail(TorchDispatchMode):
         read = [_span(tensor) for tensor, number in zip(factors, layers, strict=True) if number is None]
         if layer not in self.clobbered and any(_meet(a, b) for a in read for b in self._spans):
             self.clobbered.append(layer)
+        # From here on this product's input, and that of the layer before it no longer.
+        self._inputs = [item for item in self._inputs if item[0] == layer] + [(layer, span) for span in read]
         for tensor in (targets + fresh)[:1]:
             storage = self.row_of(tensor)
             place = self._places.setdefault((storage, tensor.storage_offset()), len(self._places))
@@ -146,6 +158,14 @@ class Trail(TorchDispatchMode):
 
 # Set after the class is made: __init_subclass__ would wrap it so that the first operator imports torch._dynamo (3 s).
 Trail.__torch_dispatch__ = Trail.dispatch
+
+
+def _adds(name: str, targets: list[torch.Tensor], values: list[Any]) -> bool:
+    """Whether an operator reads what it writes: in place, or its target is among its operands, too."""
+    if name.endswith("_") and name.removesuffix("_") not in ("copy", "fill", "zero"):
+        return True
+    places = [_span(tensor) for tensor in _tensors(values)]
+    return all(places.count(_span(tensor)) > 1 for tensor in targets)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

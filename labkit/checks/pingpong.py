@@ -8,12 +8,13 @@ second call still makes.
 from functools import partial
 
 from labkit.checks._core import Case, Check, Criterion, Observation, register
+from labkit.checks._pingpong_calls import probe_executor
 from labkit.checks._pingpong_cases import forward_cases, persistent_cases, residual_cases
 from labkit.checks._pingpong_executor import judge_executor
 from labkit.checks._pingpong_hints import HINTS, typical_error
 from labkit.checks._pingpong_judge import judge_function, unit_bytes
 from labkit.checks._pingpong_picture import draw_calls, draw_places
-from labkit.checks._pingpong_probe import probe_executor, probe_function
+from labkit.checks._pingpong_probe import probe_function
 
 
 def _summary(case: Case, seen: Observation) -> str | None:

@@ -152,9 +152,10 @@ def pingpong_forward(layers, x):
     or a copy. Without layers: x or a copy of it.
 
     A call creates at most two tensors of activation size, together at most twice the widest
-    activation (the input counts as one), and one more for the result if you like. Scratch much
-    smaller than that is free. Each layer runs once, in torch, on the weights as they are.
-    About 10 lines.
+    activation (the input counts as one), and one more for the result if you like. A buffer that
+    grows counts as a new one. Scratch much smaller than that is free, unless it adds up from layer
+    to layer: pieces of an activation are one. Each layer runs once, whole or row by row, in torch,
+    on the weights as they are. About 10 lines.
     """
     ### BEGIN SOLUTION
     rows = x.shape[0]
@@ -242,8 +243,8 @@ def residual_forward(blocks, x):
     Returns (batch, width), without a graph: one of your buffers, or a copy. Without blocks: x or a copy.
 
     A call creates at most three tensors of activation size, together at most three times the
-    widest activation, and one more for the result if you like. Each layer runs once, in torch,
-    on the weights as they are. About 10 lines.
+    widest activation, and one more for the result if you like; growing, scratch and layers count
+    as in 1.1. About 10 lines.
     """
     ### BEGIN SOLUTION
     rows = x.shape[0]
@@ -321,14 +322,15 @@ class PingPong:
         layers    : list of at least one nn.Linear, as in 1.1
         max_batch : no call has more rows than this
     executor(x) -> (batch, out), lent: it may lie in the executor's memory and change with the next call
-    executor(x, out=mine) -> mine, (batch, out), filled: the caller's own, no later call touches it
+    executor(x, out=mine) -> mine, filled: (batch, out), the caller's own; no later call touches it
     executor.buffer_bytes : int, bytes of activations held between calls (attribute, property or method)
 
-    x has the weights' dtype, is not changed, and is never a result that is still lent. The result
-    has no graph. The constructor and the first call of a shape may allocate. Every other call
-    creates nothing of activation size, also after a smaller batch. Between calls the executor holds
-    at most twice the widest activation of max_batch rows; a batch of another size may have its own
-    buffers beside them. It holds no copies of weights or results. About 15 lines.
+    x and mine have the weights' dtype, which may be any floating one. x is not changed, and the caller
+    may fill the same tensor with new numbers for the next call. Neither x nor mine is ever lent memory.
+    The result has no graph. The weights may change between calls, so you hold no copies of them, nor
+    of results. The constructor and the first call of a batch size may allocate; every other call
+    creates nothing of activation size. Between calls you hold at most twice the widest activation of
+    max_batch rows, whatever batch sizes have come. About 15 lines.
     """
 
     def __init__(self, layers, max_batch):

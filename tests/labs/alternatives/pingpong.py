@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -160,16 +161,14 @@ def exact_fit(layers, x):
     return h
 
 
-@right("buffers grow on demand", check="pingpong.forward")
+@right("buffers made when they are first needed, for the widest", check="pingpong.forward")
 @torch.no_grad()
-def grown_on_demand(layers, x):
-    buffers = [x.new_empty(0), x.new_empty(0)]
-    h = x
+def made_on_demand(layers, x):
+    buffers, h = [None, None], x
     for i, layer in enumerate(layers):
-        count = len(x) * layer.out_features
-        if buffers[i % 2].numel() < count:
-            buffers[i % 2] = x.new_empty(count)
-        out = buffers[i % 2][:count].view(len(x), layer.out_features)
+        if buffers[i % 2] is None:
+            buffers[i % 2] = x.new_empty(len(x) * widest(layers, x))
+        out = buffers[i % 2][: len(x) * layer.out_features].view(len(x), layer.out_features)
         torch.addmm(layer.bias, h, layer.weight.t(), out=out).relu_()
         h = out
     return h
@@ -178,7 +177,8 @@ def grown_on_demand(layers, x):
 @right("resize_ within the room that is there", check="pingpong.forward")
 @torch.no_grad()
 def resized_tensors(layers, x):
-    a, b = x.new_empty(0), x.new_empty(0)
+    size = len(x) * widest(layers, x)
+    a, b = x.new_empty(0).resize_(size), x.new_empty(0).resize_(size)
     h = x
     for layer in layers:
         a.resize_(len(x), layer.out_features)
@@ -215,7 +215,6 @@ def by_generator(layers, x):
             yield h
 
     with torch.no_grad():
-        h = x
         return collections.deque([x, *walk(x)], maxlen=1).pop()
 
 
@@ -323,6 +322,20 @@ def transposed(layers, x):
     return h.t()
 
 
+@right("fresh: divide and conquer, a result of its own", check="pingpong.forward")
+def divide_and_conquer(layers, x):
+    turns = itertools.cycle(x.detach().new_empty(2, len(x) * widest(layers, x)))
+
+    def run(part, h):
+        if len(part) > 1:
+            return run(part[len(part) // 2 :], run(part[: len(part) // 2], h))
+        out = next(turns)[: len(x) * part[0].out_features].view(len(x), part[0].out_features)
+        return out.copy_(part[0].bias).addmm_(h, part[0].weight.t()).relu_()
+
+    with torch.set_grad_enabled(False):
+        return run(layers, x.detach()).clone() if len(layers) else x.detach().clone()
+
+
 # -- residual_forward --
 
 
@@ -423,6 +436,19 @@ def three_parts(blocks, x):
     return h
 
 
+@right("fresh: baddbmm_ in one arena for both", check="pingpong.residual")
+@torch.inference_mode()
+def batches_of_one(blocks, x):
+    rows, width = x.shape
+    arena = x.new_empty(1, rows, width + max((block.up.out_features for block in blocks), default=0))
+    stream = arena[:, :, :width].copy_(x)
+    for block in blocks:
+        h = arena[:, :, width : width + block.up.out_features].copy_(block.up.bias)
+        h.baddbmm_(stream, block.up.weight.t()[None]).clamp_min_(0)
+        stream.add_(block.down.bias).baddbmm_(h, block.down.weight.t()[None])
+    return stream[0]
+
+
 # -- PingPong --
 
 
@@ -468,19 +494,20 @@ class LastIntoOut:
             return h
 
 
-@right("a pair per shape", check="pingpong.persistent")
-class PairPerShape:
+@right("views per shape, of one pair", check="pingpong.persistent")
+class ViewsPerShape:
     def __init__(self, layers, max_batch):
-        self.layers, self.pairs = layers, {}
+        self.layers, self.views = layers, {}
+        wide = max(layer.out_features for layer in layers)
+        self.pair = [layer.weight.detach().new_empty(max_batch, wide) for layer in (layers[0], layers[-1])]
 
     def __call__(self, x, out=None):
         with torch.no_grad():
-            if x.shape not in self.pairs:
-                wide = max(layer.out_features for layer in self.layers)
-                self.pairs[x.shape] = [x.new_empty(len(x), wide) for _ in range(2)]
+            if x.shape not in self.views:
+                self.views[x.shape] = [buffer[: len(x)] for buffer in self.pair]
             h = x
             for i, layer in enumerate(self.layers):
-                y = self.pairs[x.shape][i % 2][:, : layer.out_features]
+                y = self.views[x.shape][i % 2][:, : layer.out_features]
                 torch.mm(h, layer.weight.t(), out=y)
                 y.add_(layer.bias).clamp_(min=0)
                 h = y
@@ -490,7 +517,7 @@ class PairPerShape:
             return h
 
     def buffer_bytes(self):
-        return sum(t.numel() * t.element_size() for pair in self.pairs.values() for t in pair)
+        return sum(t.numel() * t.element_size() for t in self.pair)
 
 
 @right("a Module with buffers, x copied in", check="pingpong.persistent")
@@ -499,7 +526,7 @@ class AsModule(nn.Module):
         super().__init__()
         self.steps = nn.ModuleList(layers)
         wide = max([layers[0].in_features, *(layer.out_features for layer in layers)])
-        self.register_buffer("arena", torch.empty(2, max_batch, wide), persistent=False)
+        self.register_buffer("arena", torch.empty(2, max_batch, wide, dtype=layers[0].weight.dtype), persistent=False)
 
     @property
     def buffer_bytes(self):
@@ -545,8 +572,9 @@ class PreparedViews:
     def __init__(self, layers, max_batch):
         self.layers = layers
         sizes = [layer.out_features for layer in layers]
-        self.even = torch.empty(max_batch * max(sizes[::2]))
-        self.odd = torch.empty(max_batch * max(sizes[1::2], default=0))
+        dtype = layers[0].weight.dtype
+        self.even = torch.empty(max_batch * max(sizes[::2]), dtype=dtype)
+        self.odd = torch.empty(max_batch * max(sizes[1::2], default=0), dtype=dtype)
         self.buffer_bytes = self.even.nbytes + self.odd.nbytes
         self.views = {}
 
@@ -564,3 +592,46 @@ class PreparedViews:
         if out is not None:
             h = out.copy_(h)
         return h
+
+
+@right("fresh: resize_ of storages that never shrink", check="pingpong.persistent")
+class Resized:
+    def __init__(self, layers, max_batch):
+        self.layers = list(layers)
+        most, dtype = max(layer.out_features for layer in layers), layers[0].weight.dtype
+        self.buffers = tuple(torch.empty(max_batch * most, dtype=dtype) for _ in "ab")
+
+    def buffer_bytes(self):
+        return sum(b.untyped_storage().nbytes() for b in self.buffers)
+
+    @torch.no_grad()
+    def __call__(self, x, out=None):
+        h = x
+        for i, layer in enumerate(self.layers):
+            target = self.buffers[i % 2].resize_(len(x), layer.out_features)
+            h = torch.addmm(layer.bias, h, layer.weight.t(), out=target).relu_()
+        return h.view(h.shape) if out is None else out.copy_(h)
+
+
+@right("fresh: an arena that grows, filled from both ends", check="pingpong.persistent")
+class BothEnds:
+    def __init__(self, layers, max_batch):
+        self.layers, self.arena = layers, layers[0].weight.detach().new_empty(0)
+        widths = [layer.out_features for layer in layers]
+        self.need = max([widths[0], *(a + b for a, b in itertools.pairwise(widths))])
+
+    @property
+    def buffer_bytes(self):
+        return self.arena.nbytes
+
+    @torch.no_grad()
+    def __call__(self, x, out=None):
+        total = len(x) * self.need
+        if self.arena.numel() < total:
+            self.arena = x.new_empty(total)
+        h = x
+        for i, layer in enumerate(self.layers):
+            n = len(x) * layer.out_features
+            at = 0 if i % 2 == 0 else total - n
+            h = torch.addmm(layer.bias, h, layer.weight.t(), out=self.arena[at : at + n].view(len(x), -1)).relu_()
+        return h if out is None else out.copy_(h)

@@ -434,7 +434,7 @@ def needs_a_layer(layers, x):
     return h
 
 
-@wrong("float32 buffers for any input", check=FORWARD, criterion="edge cases", hint="edge")
+@wrong("float32 buffers for any input", check=FORWARD, criterion="edge cases", hint="dtype")
 @torch.no_grad()
 def always_float32(layers, x):
     buffers = torch.empty(2, len(x), widest(layers, x))
@@ -444,7 +444,7 @@ def always_float32(layers, x):
     return h
 
 
-@wrong("only for contiguous inputs", check=FORWARD, criterion="edge cases", hint="edge")
+@wrong("only for contiguous inputs", check=FORWARD, criterion="edge cases", hint="strided")
 @torch.no_grad()
 def contiguous_only(layers, x):
     a, b = x.new_empty(2, len(x) * widest(layers, x)).unbind(0)
@@ -486,6 +486,135 @@ def cached_by_content(layers, x):
                 h = step(layer, h, buffers[i % 2, :, : layer.out_features])
             _seen[key] = h
     return _seen[key]
+
+
+@wrong("fresh: one buffer is grown by out= in layer after layer", check=FORWARD, criterion="buffers fit", hint="widest")
+@torch.no_grad()
+def grown_by_out(layers, x):
+    a, b = x.new_empty(0), x.new_empty(0)
+    h = x.detach()
+    for layer in layers:
+        a = torch.addmm(layer.bias, h, layer.weight.t(), out=a.resize_(0))
+        h = a.relu_()
+        a, b = b, a
+    return h
+
+
+@wrong("fresh: buffers that grow on demand", check=FORWARD, criterion="buffers fit", hint="widest")
+@torch.no_grad()
+def grown_on_demand(layers, x):
+    buffers = [x.new_empty(0), x.new_empty(0)]
+    h = x
+    for i, layer in enumerate(layers):
+        if buffers[i % 2].numel() < len(x) * layer.out_features:
+            buffers[i % 2] = x.new_empty(len(x) * layer.out_features)
+        h = step(layer, h, view(buffers[i % 2], len(x), layer.out_features))
+    return h
+
+
+@wrong("fresh: new memory per layer through its storage", check=FORWARD, criterion="tensors created", hint="buffer-per-layer")
+@torch.no_grad()
+def storage_per_layer(layers, x):
+    a, b = x.new_empty(0), x.new_empty(0)
+    h = x
+    for layer in layers:
+        a.untyped_storage().resize_(0)
+        a.untyped_storage().resize_(len(x) * layer.out_features * x.element_size())
+        a = a.as_strided((len(x), layer.out_features), (layer.out_features, 1))
+        h, a, b = step(layer, h, a), b, a
+    return h
+
+
+@wrong("fresh: the plain loop on sixteen chunks of rows", check=FORWARD, criterion="tensors created", hint="per-layer")
+@torch.inference_mode()
+def row_chunks(layers, x):
+    if not layers:
+        return x
+    result = x.new_empty(len(x), layers[-1].out_features)
+    size = max(1, len(x) // 16)
+    for start in range(0, len(x), size):
+        h = x[start : start + size]
+        for layer in layers:
+            h = torch.relu(layer(h))
+        result[start : start + size] = h
+    return result
+
+
+@wrong("fresh: crumbs, new ones in every layer", check=FORWARD, criterion="tensors created", hint="per-layer")
+@torch.inference_mode()
+def crumbs(layers, x):
+    pieces = [x]
+    for layer in layers:
+        count, new = max(1, -(-layer.out_features // 16)), []
+        for low in range(0, layer.out_features, count):
+            piece, edge = layer.bias[low : low + count].expand(len(x), -1).clone(), 0
+            for part in pieces:
+                piece.addmm_(part, layer.weight[low : low + count, edge : edge + part.shape[1]].t())
+                edge += part.shape[1]
+            new.append(piece.relu_())
+        pieces = new
+    return torch.cat(pieces, 1) if layers else x
+
+
+@wrong("fresh: x is a buffer where it is wide enough", check=FORWARD, criterion="input", hint="input-changed")
+@torch.no_grad()
+def wide_input_as_buffer(layers, x):
+    if not layers:
+        return x
+    wide = max(layer.out_features for layer in layers)
+    buffers = [x.new_empty(len(x), wide), x.detach() if x.shape[1] >= wide else x.new_empty(len(x), wide)]
+    h = x.detach()
+    for i, layer in enumerate(layers):
+        h = step(layer, h, buffers[i % 2][:, : layer.out_features])
+    return h
+
+
+@wrong("fresh: relu before the bias", check=FORWARD, criterion="output", hint="numbers")
+@torch.no_grad()
+def relu_before_bias(layers, x):
+    buffers = x.new_empty(2, len(x), widest(layers, x))
+    h = x
+    for i, layer in enumerate(layers):
+        h = torch.mm(h, layer.weight.t(), out=buffers[i % 2, :, : layer.out_features]).relu_().add_(layer.bias)
+    return h
+
+
+@wrong("fresh: only the weights are detached", check=FORWARD, criterion="edge cases", hint="grad-input")
+def detached_weights_only(layers, x):
+    buffers = torch.empty(2, len(x), widest(layers, x), dtype=x.dtype)
+    h = x
+    for i, layer in enumerate(layers):
+        out = buffers[i % 2, :, : layer.out_features]
+        h = torch.addmm(layer.bias.data, h, layer.weight.data.t(), out=out).relu_()
+    return h
+
+
+@wrong("fresh: a pair of buffers for every width", check=FORWARD, criterion="tensors created", hint="one-too-many")
+@torch.no_grad()
+def pair_per_width(layers, x):
+    pairs, h = {}, x.detach()
+    for i, layer in enumerate(layers):
+        width = layer.out_features
+        if width not in pairs:
+            pairs[width] = [x.new_empty(len(x), width) for _ in range(2)]
+        h = step(layer, h, pairs[width][i % 2])
+    return h
+
+
+_by_address = {}
+
+
+@wrong("fresh: a cache of results by the input's address", check=FORWARD, criterion="output", hint="stale")
+def cached_by_address(layers, x):
+    key = (x.data_ptr(), x.shape, layers[0].weight.data_ptr() if layers else 0)
+    if key not in _by_address:
+        with torch.no_grad():
+            buffers = x.new_empty(2, len(x), widest(layers, x))
+            h = x
+            for i, layer in enumerate(layers):
+                h = step(layer, h, buffers[i % 2, :, : layer.out_features])
+            _by_address[key] = h
+    return _by_address[key]
 
 
 # -- residual_forward --
@@ -650,6 +779,81 @@ def buffer_per_block(blocks, x):
     return stream
 
 
+def hidden_of(buffer, block, x):
+    return view(buffer, len(x), block.up.out_features)
+
+
+@wrong("fresh: the sum adds what has been overwritten", check=RESIDUAL, criterion="output", hint="skip-source")
+@torch.no_grad()
+def overwritten(blocks, x):
+    a, b = x.new_empty(2, len(x), widest_block(blocks, x))
+    stream = a[:, : x.shape[1]].copy_(x)
+    for block in blocks:
+        hidden, before = step(block.up, stream, b[:, : block.up.out_features]), stream
+        torch.addmm(block.down.bias, hidden, block.down.weight.t(), out=stream)
+        stream.add_(before)
+    return stream
+
+
+@wrong("fresh: contiguous() is no copy", check=RESIDUAL, criterion="input", hint="input-changed")
+@torch.no_grad()
+def contiguous_is_no_copy(blocks, x):
+    stream, buffer = x.detach().contiguous(), x.new_empty(len(x) * widest_block(blocks, x))
+    for block in blocks:
+        hidden = step(block.up, stream, hidden_of(buffer, block, x))
+        stream.addmm_(hidden, block.down.weight.t()).add_(block.down.bias)
+    return stream
+
+
+@wrong("fresh: down makes a new tensor", check=RESIDUAL, criterion="tensors created", hint="hidden")
+@torch.no_grad()
+def down_allocates(blocks, x):
+    stream, buffer = x.detach().clone(), x.new_empty(len(x) * widest_block(blocks, x))
+    for block in blocks:
+        stream += block.down(step(block.up, stream, hidden_of(buffer, block, x)))
+    return stream
+
+
+@wrong("fresh: down's bias is forgotten", check=RESIDUAL, criterion="output", hint="numbers")
+@torch.no_grad()
+def no_down_bias(blocks, x):
+    stream, buffer = x.detach().clone(), x.new_empty(len(x) * widest_block(blocks, x))
+    for block in blocks:
+        stream.addmm_(step(block.up, stream, hidden_of(buffer, block, x)), block.down.weight.t())
+    return stream
+
+
+@wrong("fresh: relu on the sum", check=RESIDUAL, criterion="output", hint="numbers")
+@torch.no_grad()
+def relu_on_sum(blocks, x):
+    stream, buffer = x.detach().clone(), x.new_empty(len(x) * widest_block(blocks, x))
+    for block in blocks:
+        hidden = step(block.up, stream, hidden_of(buffer, block, x))
+        stream.addmm_(hidden, block.down.weight.t()).add_(block.down.bias).relu_()
+    return stream
+
+
+@wrong("fresh: sized for the first block", check=RESIDUAL, criterion="runs", hint="widest")
+@torch.no_grad()
+def sized_for_first_block(blocks, x):
+    stream = x.detach().clone()
+    buffer = x.new_empty(len(x) * blocks[0].up.out_features) if blocks else None
+    for block in blocks:
+        hidden = step(block.up, stream, hidden_of(buffer, block, x))
+        stream.addmm_(hidden, block.down.weight.t()).add_(block.down.bias)
+    return stream
+
+
+@wrong("fresh: every down-product three times, in place", check=RESIDUAL, criterion="work", hint="recomputed")
+@torch.no_grad()
+def thrice(blocks, x):
+    stream, buffer = x.detach().clone(), x.new_empty(len(x) * widest_block(blocks, x))
+    for block in blocks:
+        hidden, weight = step(block.up, stream, hidden_of(buffer, block, x)), block.down.weight.t()
+        stream.addmm_(hidden, weight).addmm_(hidden, weight, alpha=-1).addmm_(hidden, weight).add_(block.down.bias)
+    return stream
+
+
 # -- PingPong --
 
 
@@ -659,10 +863,11 @@ class Base:
     def __init__(self, layers, max_batch):
         self.layers = list(layers)
         self.wide = max(layer.out_features for layer in layers)
+        self.dtype = layers[0].weight.dtype
         self.make(max_batch)
 
     def make(self, max_batch):
-        self.buffers = torch.empty(2, max_batch * self.wide)
+        self.buffers = torch.empty(2, max_batch * self.wide, dtype=self.dtype)
 
     @property
     def buffer_bytes(self):
@@ -756,7 +961,7 @@ class RemadeForSize(Base):
 @wrong("a buffer for every layer, kept", check=PERSISTENT, criterion="memory held", hint="holds")
 class BufferPerLayer(Base):
     def make(self, max_batch):
-        self.buffers = torch.empty(len(self.layers), max_batch * self.wide)
+        self.buffers = torch.empty(len(self.layers), max_batch * self.wide, dtype=self.dtype)
 
     def run(self, x):
         h = x
@@ -846,7 +1051,7 @@ class InputAsBuffer(Base):
 @wrong("only for full batches", check=PERSISTENT, criterion="smaller batch", hint="reshaped")
 class FullBatchesOnly(Base):
     def make(self, max_batch):
-        self.buffers = torch.empty(2, max_batch * self.wide)
+        super().make(max_batch)
         self.rows = max_batch
 
     def run(self, x):
@@ -864,7 +1069,7 @@ class SizedByFirst(Base):
 
     def run(self, x):
         if self.buffers is None:
-            self.buffers = torch.empty(2, len(x) * self.wide)
+            super().make(len(x))
         return super().run(x)
 
 
@@ -885,3 +1090,99 @@ class NeverFlips(Base):
             for layer in self.layers:
                 h = step(layer, h, view(self.buffers[0], len(x), layer.out_features))
         return h
+
+
+@wrong("fresh: a pair for every batch size, all kept", check=PERSISTENT, criterion="memory held", hint="holds")
+class PairPerSize(Base):
+    def make(self, max_batch):
+        self.pairs = {}
+
+    @property
+    def buffer_bytes(self):
+        return sum(pair.nbytes for pair in self.pairs.values())
+
+    def run(self, x):
+        if len(x) not in self.pairs:
+            self.pairs[len(x)] = x.new_empty(2, len(x) * self.wide)
+        self.buffers = self.pairs[len(x)]
+        return super().run(x)
+
+
+@wrong("fresh: adopts out", check=PERSISTENT, criterion="result in out", hint="aliased")
+class KeepsOut(Base):
+    result = None
+
+    def __call__(self, x, out=None):
+        h = self.run(x)
+        self.result = self.result if out is None else out
+        return h if self.result is None or self.result.shape != h.shape else self.result.copy_(h)
+
+
+@wrong("fresh: fills out, returns the lent buffer", check=PERSISTENT, criterion="result in out", hint="not-out")
+class ReturnsLent(Base):
+    def __call__(self, x, out=None):
+        h = self.run(x)
+        if out is not None:
+            out.copy_(h)
+        return h
+
+
+@wrong("fresh: fills out, returns nothing", check=PERSISTENT, criterion="result in out", hint="not-out")
+class ReturnsNothing(Base):
+    def __call__(self, x, out=None):
+        h = self.run(x)
+        if out is None:
+            return h
+        out.copy_(h)
+
+
+@wrong("fresh: four bytes for every number", check=PERSISTENT, criterion="buffer_bytes", hint="reported")
+class FourBytes(Base):
+    @property
+    def buffer_bytes(self):
+        return 4 * self.buffers.numel()
+
+
+@wrong("fresh: two bytes for half precision, else four", check=PERSISTENT, criterion="buffer_bytes", hint="reported")
+class TwoOrFourBytes(Base):
+    @property
+    def buffer_bytes(self):
+        return (2 if self.dtype in (torch.half, torch.bfloat16) else 4) * self.buffers.numel()
+
+
+@wrong("fresh: float32 buffers for any layers", check=PERSISTENT, criterion="runs", hint="dtype")
+class Float32Buffers(Base):
+    def make(self, max_batch):
+        self.buffers = torch.empty(2, max_batch * self.wide)
+
+
+@wrong("fresh: knows its last input by the address", check=PERSISTENT, criterion="output", hint="stale")
+class LastAddress(Base):
+    seen = None
+
+    def run(self, x):
+        key = (x.data_ptr(), x.shape, x.stride())
+        if self.seen is None or self.seen[0] != key:
+            self.seen = (key, super().run(x))
+        return self.seen[1]
+
+
+@wrong("fresh: buffers freed and made again through their storage", check=PERSISTENT, criterion="second call", hint="made-again")
+class RemadeStorage(Base):
+    def run(self, x):
+        storage = self.buffers.untyped_storage()
+        size = storage.nbytes()
+        storage.resize_(0)
+        storage.resize_(size)
+        return super().run(x)
+
+
+@wrong("fresh: a third and a fourth buffer, not counted", check=PERSISTENT, criterion="memory held", hint="holds")
+class UncountedBuffers(Base):
+    def make(self, max_batch):
+        super().make(max_batch)
+        self.input = torch.empty(max_batch, self.layers[0].in_features, dtype=self.dtype)
+        self.output = torch.empty(max_batch, self.layers[-1].out_features, dtype=self.dtype)
+
+    def run(self, x):
+        return self.output[: len(x)].copy_(super().run(self.input[: len(x)].copy_(x)))
