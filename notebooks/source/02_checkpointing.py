@@ -79,10 +79,10 @@ for category, nbytes in baseline.by_category("peak").items():
     print(f"  {category:<16}{nbytes / MIB:8.1f} MiB")
 
 # %% [markdown]
-# The mountain is activations. It rises for the whole forward and falls for the whole backward; everything else stays flat.
+# The mountain is activations: up in forward, down in backward; everything else stays flat.
 #
-# Now take half of that peak away. The recorder enforces the budget: the operator that exceeds it raises `torch.OutOfMemoryError`, as a
-# card would. Read what was alive when it stopped.
+# Now take half of that peak away. The operator that exceeds the budget raises `torch.OutOfMemoryError`, as a card would. Read what was
+# alive when it stopped.
 
 # %%
 budget = baseline.peak_bytes // 2
@@ -124,7 +124,7 @@ def saved_by():
 # Now measure it. `torch.autograd.graph.saved_tensors_hooks(pack, unpack)` is a context manager: while it is active, autograd hands every
 # tensor that it saves to `pack`, keeps whatever `pack` returns, and calls `unpack` on that when backward asks for the tensor.
 #
-# Count bytes of memory, not of tensors: two saved tensors may share one storage, and the weights would be there anyway.
+# Count bytes of memory, not of tensors: saved tensors may share one storage, and the weights would be there anyway.
 
 # %% nbgrader={"grade": false, "grade_id": "saved-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def saved_bytes(module, x):
@@ -397,7 +397,7 @@ print(f"extra work: {extra / baseline.flops():.1%} of the plain step, "
 # the *new* total. Which of your two figures is near the lecture's? If your last segment runs plainly, an eighth of the extra forward is
 # saved: 29% of the plain step, 23% of the new one. (And a little is added: the plain step skips the gradient of the data.)
 #
-# Time is not FLOPs: small operators wait for Python more than for arithmetic. Time both without the recorder.
+# Time is not FLOPs: small operators wait for Python. Time both without the recorder.
 
 # %%
 best_s = {plain: math.inf, in_segments: math.inf}
@@ -412,8 +412,8 @@ print(f"plain {best_s[plain]:.3f} s, 8 segments {best_s[in_segments]:.3f} s: "
 # %% [markdown]
 # ### Move the slider
 #
-# Every point of the curve is a real recording, with a quarter of the batch. Left: the peak against the number of segments. Right:
-# memory over time for the number that you choose. Watch what stands at the end of forward, and how high the teeth are.
+# Every point is a real recording, with a quarter of the batch. Left: the peak against the number of segments. Right: memory over time
+# for the number that you choose. Watch what stands at the end of forward, and how high the teeth are.
 
 # %%
 COUNTS = (1, 2, 4, 8, 16, 24, 32, 64)

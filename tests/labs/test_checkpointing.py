@@ -5,8 +5,9 @@ import torch
 
 from labkit.checks import _checkpointing_nets as nets
 from labkit.checks import _checkpointing_plans as plans
-from labkit.checks._checkpointing_hints import HINTS, random_hint
-from labkit.checks._checkpointing_sequential import lengths, slope_of
+from labkit.checks._checkpointing_hints import HINTS, ran_others, random_hint
+from labkit.checks._checkpointing_segments import judge_segments, lengths
+from labkit.checks._checkpointing_sequential import slope_of
 from tests.labs import corpus
 from tests.labs.solutions import solution
 
@@ -73,6 +74,36 @@ def test_lengths(calls: list[int], expected: list[int]) -> None:
     assert lengths(calls) == expected
 
 
+def again(*sizes: int) -> list[int]:
+    """The order in which the layers of segments of these sizes run again: last segment first."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [index for start, size in reversed(list(zip(starts, sizes, strict=True))) for index in range(start, start + size)]
+
+
+@pytest.mark.parametrize(
+    ("depth", "segments", "sizes", "hint"),
+    [
+        (10, 4, (3, 3, 2, 2), None),
+        (10, 4, (2, 2, 2), None),  # the last four run plainly, as PyTorch's do
+        (10, 4, (3, 3, 3), None),  # the last one runs plainly
+        (10, 4, (2, 2, 2, 4), "remainder"),
+        (9, 6, (2, 2, 2, 2, 1), "count"),
+        (64, 48, (2,) * 32, "count"),
+        (12, 4, (3, 3), "plain-segments"),
+        (12, 4, (), "plain"),
+    ],
+)
+def test_segments_are_judged_as_the_contract_says(depth: int, segments: int, sizes: tuple[int, ...], hint: str | None) -> None:
+    finding = judge_segments([{"depth": depth, "segments": segments, "backward": again(*sizes)}])
+    assert (finding.passed, finding.hint) == (hint is None, hint)
+
+
+def test_other_layers_than_at_first_are_noticed() -> None:
+    assert ran_others([3, 4, 5, 3, 4, 5], 6)
+    assert not ran_others(again(3, 3), 6)
+    assert not ran_others(again(3), 6)
+
+
 def test_slope_of_a_square_root() -> None:
     assert slope_of([{"depth": n, "peak": 100 * n**0.5} for n in (16, 36, 64, 144)]) == pytest.approx(0.5)
 
@@ -82,6 +113,7 @@ def test_random_hint_tells_why_masks_differ() -> None:
     assert random_hint([*forward, ["backward", 0, True, 30, 40, ""]]) == "random-when"
     assert random_hint([*forward, ["backward", 0, True, 99, 40, ""]]) == "random-replay"
     assert random_hint([*forward, ["backward", 0, False, 10, 20, ""]]) == "mode"
+    assert random_hint([*forward, ["backward", 0, True, 10, 20, ""]], output_differs=True) == "random-first"
 
 
 def test_difference_names_the_fault() -> None:
