@@ -1,6 +1,5 @@
 """Lab 01's checks: references pass, plain versions earn a quarter, the trail sees what it must, and its own cost stays small."""
 
-import statistics
 import subprocess
 import sys
 
@@ -39,19 +38,10 @@ def test_nothing_earns_nothing(item: corpus.Wrong) -> None:
     assert corpus.examine(item.candidate, item.check).points == 0
 
 
-def test_answers_are_quick() -> None:
-    """In the median within 2 s; a busy machine is given more."""
-    reference = solution("01")
-    seconds = [corpus.examine(getattr(reference, name), check, strict=False).seconds for check, name in CHECKS.items() for _ in range(2)]
-    assert statistics.median(seconds) < 6
-
-
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", [name for name in CHECKS if name != "pingpong.persistent"])  # its layers are those of the first
 def test_cases_are_well_scaled(name: str, seed: int) -> None:
     """Outputs neither vanish nor explode, so a relative tolerance means something; the judge's network is torch's own."""
-    if name == "pingpong.persistent":
-        pytest.skip("its layers are those of the forward check")
     for case in get_check(name).cases(torch.Generator().manual_seed(seed), True):
         for number, run in enumerate(case.values["runs"]):
             x = case.tensors[f"x{number}"]
@@ -89,6 +79,32 @@ def test_trail_sees_places_copies_and_outside_memory() -> None:
     assert trail.copies == 1
     assert trail.clobbered == [0]
     assert [row["born"] for row in trail.storages] == [False, True, False]
+
+
+def test_trail_counts_a_storage_that_grows_again() -> None:
+    weight, x = torch.randn(8, 4), torch.randn(2, 4)
+    trail = Trail([[weight]], [weight, x])
+    with torch.no_grad(), trail:
+        buffer = torch.empty(0).resize_(2)
+        torch.mm(x, weight.t(), out=buffer.resize_(0))
+        buffer.resize_(2, 4)  # room enough
+    assert [(row["bytes"], row["grew"]) for row in trail.storages] == [(0, None), (8, 0), (64, 1)]
+
+
+def test_trail_tells_adding_in_place_from_writing_over() -> None:
+    """The branch of a block may be added to the block's input, and may not replace it."""
+    up, down, x = torch.randn(4, 4), torch.randn(4, 4), torch.randn(2, 4)
+    for write_over in (False, True):
+        stream, hidden = x.clone(), torch.empty(2, 4)
+        trail = Trail([[up], [down]], [up, down, x])
+        with torch.no_grad(), trail:
+            torch.mm(stream, up, out=hidden)
+            if write_over:
+                torch.mm(hidden, down, out=stream)
+            else:
+                stream.addmm_(hidden, down)
+        assert trail.replaced == ([0] if write_over else [])
+        assert trail.clobbered == []
 
 
 def test_trail_splits_composite_operators_in_inference_mode() -> None:
