@@ -10,7 +10,6 @@ from tests.browser.pages import LabPage
 from tests.browser.server import ROOT, MadeServer
 
 LAB = "02_checkpointing"
-PICTURES = ROOT / "tests" / "browser" / "pictures"  # the README's; retaken here when it is asked for
 PLAIN = """
 def checkpoint_sequential(layers, x, segments):
     for layer in layers:
@@ -56,7 +55,8 @@ def _index(notebook: Path, grade_id: str) -> int:
 def _check_of(function: str) -> str:
     """The grade_id of the visible check of `function`."""
     manifest = json.loads((ROOT / "labkit" / "labs" / f"{LAB}.json").read_text())
-    return next(cell["grade_id"] for cell in manifest["cells"] if cell["kind"] == "check" and cell["source"].rstrip().endswith(f", {function})"))
+    checks = [cell for cell in manifest["cells"] if cell["kind"] == "check"]
+    return next(cell["grade_id"] for cell in checks if cell["source"].rstrip().endswith(f", {function})"))
 
 
 def test_make_lab_prints_the_url_of_the_lab(made, browser_page) -> None:
