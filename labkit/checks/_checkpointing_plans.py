@@ -174,7 +174,7 @@ def _plan_judge(case: Case, seen: Observation) -> list[Finding]:
         if min(plan, default=0) < 1 or sum(plan) != len(costs):
             findings[0] = Finding("a whole plan", False, f"lengths that add up to {len(costs)}", str(plan)[:60], "whole")
         elif (peak := segment_peak(costs, plan)) > least:
-            hint = "unequal" if max(plan) - min(plan) <= 1 else "least"
+            hint = "unequal" if 1 < len(plan) < len(costs) and max(plan) - min(plan) <= 1 else "least"
             findings[1] = Finding("least peak", False, f"{least}", f"{peak:g}", hint)
     return findings if case.covers is None else findings[2:]
 

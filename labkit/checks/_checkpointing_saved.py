@@ -41,10 +41,10 @@ NETS: dict[str, Callable[[int], nn.Module]] = {
     # deep enough that whoever lets go of a saved tensor sees its address again
     "16 blocks of Linear and ReLU": lambda width: nn.Sequential(*(m for _ in range(16) for m in (nn.Linear(width, width), nn.ReLU()))),
     "Linear, GELU, Linear": lambda width: nn.Sequential(nn.Linear(width, WIDE * width), nn.GELU(), nn.Linear(WIDE * width, width)),
-    "Linear, BatchNorm, Sigmoid": lambda width: nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Sigmoid()),
     "LayerNorm, Linear, Sigmoid": lambda width: nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.Sigmoid()),
     "half of a Linear": FirstHalf,
     "two halves of a Linear, multiplied": Gated,
+    "Linear, BatchNorm, Sigmoid": lambda width: nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Sigmoid()),
 }
 KEPT, ONCE = list(NETS)[:5], list(NETS)[5:]
 

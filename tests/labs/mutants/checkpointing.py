@@ -644,7 +644,7 @@ for name, answer, criterion, hint in [
 
 for name, answer, criterion, hint in [
     ("equal lengths", lambda costs, budget: [b - a for a, b in cut(len(costs), math.isqrt(len(costs)))], "least peak", "unequal"),
-    ("every layer its own", lambda costs, budget: [1] * len(costs), "least peak", "unequal"),
+    ("every layer its own", lambda costs, budget: [1] * len(costs), "least peak", "least"),
     ("none fits", lambda costs, budget: None, "a whole plan", "budget"),
     ("budget not looked at", lambda costs, budget: planned(costs, math.inf), "budget", "budget"),
     ("fresh: the best equal lengths", lambda costs, budget: planned(costs, budget, plans=equal_plans), "least peak", "unequal"),
@@ -652,7 +652,7 @@ for name, answer, criterion, hint in [
     ("fresh: first border free", lambda c, b: planned(c, b, peak=lambda c, plan: plan_peak(c, plan) - c[0][0]), "budget", "counted"),
     ("largest inside less one layer", lambda c, b: planned(c, b, peak=lambda c, plan: plan_peak(c, plan) - 1), "budget", "counted"),
     ("fresh: the first that fits", lambda c, b: next((p for p in compositions(len(c)) if plan_peak(c, p) <= b), None),
-     "least peak", "unequal"),
+     "least peak", "least"),
     ("a layer missing", lambda costs, budget: [len(costs) - 1], "a whole plan", "whole"),
 ]:
     wrong(name, check="checkpointing.plan", criterion=criterion, hint=hint)(answer)
