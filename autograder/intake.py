@@ -65,6 +65,9 @@ def take_in(folder: Path, student: str, reference: Reference) -> Submission:
     chosen, data, notebook = _choose(paths, reference)
     if chosen.stem != reference.name:
         flags.append(f"the notebook is called {chosen.name}, not {reference.name}.ipynb")
+    lab = notebook.metadata.get("labkit_lab", "")
+    if lab and reference.lab and lab != reference.lab:
+        raise Unreadable(f"this is lab {lab}'s notebook, handed in under {reference.lab}")
     repaired = repair(notebook, reference)
     if not repaired.matched:
         raise Unreadable(f"{chosen.name} holds none of the answers and checks of {reference.name}")
@@ -108,6 +111,7 @@ def read_notebook(data: bytes) -> NotebookNode:
     if len(cells) > MAX_CELLS:
         raise Unreadable(f"{len(cells)} cells, at most {MAX_CELLS} are read")
     notebook = new_notebook()
+    notebook.metadata["labkit_lab"] = _lab(raw)
     notebook.cells = [_cell(cell) for cell in cells if isinstance(cell, dict)]  # unvalidated: ids may repeat
     return notebook
 
@@ -120,6 +124,14 @@ def _decode(data: bytes) -> str:
         raise Unreadable(
             "not UTF-8" + (" but UTF-16: save it as UTF-8" if wide else f" at byte {error.start}")
         ) from error
+
+
+def _lab(raw: dict[str, Any]) -> str:
+    """The lab's number in the notebook's metadata, or nothing."""
+    metadata = raw.get("metadata")
+    noted = metadata.get("labkit") if isinstance(metadata, dict) else None
+    lab = noted.get("lab") if isinstance(noted, dict) else None
+    return lab if isinstance(lab, str) and re.fullmatch(r"[0-9]{1,3}", lab) else ""
 
 
 def _cell(raw: dict[str, Any]) -> NotebookNode:

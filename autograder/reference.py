@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -48,6 +49,14 @@ class Reference:
     cells: tuple[ReferenceCell, ...]
     kernelspec: dict[str, Any]
     prose: frozenset[str] = frozenset()  # sources of the text cells
+    lab: str = ""  # its number, as the notebooks' metadata give it: "02"
+
+    @property
+    def common(self) -> frozenset[str]:
+        """Released texts that tell no cell from another: of hidden checks (the same in all labs), and repeated ones."""
+        times = Counter(cell.released.strip() for cell in self.cells)
+        hidden = {cell.released.strip() for cell in self.cells if cell.kind == "hidden"}
+        return frozenset(hidden | {text for text, count in times.items() if count > 1})
 
     @property
     def max_points(self) -> float:
@@ -81,7 +90,8 @@ def make_reference(name: str, solution: NotebookNode) -> Reference:
             )
         )
     prose = frozenset(cell.source.strip() for cell in solution.cells if kind_of(cell) == "text")
-    return Reference(name, tuple(cells), dict(solution.metadata.kernelspec), prose)
+    lab = str(solution.metadata.get("labkit", {}).get("lab", ""))
+    return Reference(name, tuple(cells), dict(solution.metadata.kernelspec), prose, lab)
 
 
 def read_reference(path: Path) -> Reference:

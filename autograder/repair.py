@@ -27,15 +27,15 @@ class Repair:
 
     notebook: NotebookNode
     flags: list[str] = field(default_factory=list)
-    matched: int = 0  # answers, checks and reflections that were found
+    matched: int = 0  # answers and checks found by their id or by words that only they hold
 
 
 def repair(submitted: NotebookNode, reference: Reference) -> Repair:
     """A repaired copy of `submitted`: every graded cell of the lab once, with the reference's source and points."""
     cells = [_bare(cell) for cell in submitted.cells]
     flags: list[str] = []
-    places = _match(submitted.cells, cells, reference, flags)
-    matched = sum(reference.by_key()[key].kind != "given" for key in places)
+    places, known = _match(submitted.cells, cells, reference, flags)
+    matched = sum(reference.by_key()[key].kind not in ("given", "reflection") for key in known)
     ordered = [cell for cell in reference.cells if cell.key in places]
     for want in ordered:
         _restore(cells[places[want.key]], want, flags)
@@ -58,8 +58,11 @@ def _bare(cell: NotebookNode) -> NotebookNode:
 
 def _match(
     submitted: list[NotebookNode], cells: list[NotebookNode], reference: Reference, flags: list[str]
-) -> dict[str, int]:
-    """Index of the submitted cell that stands for each reference cell, as far as one is found."""
+) -> tuple[dict[str, int], set[str]]:
+    """Index of the submitted cell that stands for each reference cell, as far as one is found.
+
+    Also which of these are sure to be this lab's: not those found by their place or by a text that many cells share.
+    """
     wanted = reference.by_key()
     by_grade_id: dict[str, list[int]] = {}
     by_cell_id: dict[str, list[int]] = {}
@@ -78,7 +81,9 @@ def _match(
             if len(indices) > 1 and want.kind != "given":
                 flags.append(f"{want.key}: {len(indices)} cells carry this id; the one in the released place counts")
     taken = {index for indices in candidates.values() for index in indices}
+    known, common = set(places), reference.common
     for find in (_by_words, _by_place):
+        lost = []
         for want in reference.cells:
             if want.key not in places:
                 free = [index for index in range(len(cells)) if index not in taken]
@@ -86,11 +91,16 @@ def _match(
                 if index is not None:
                     places[want.key] = index
                     taken.add(index)
+                    if find is _by_words and cells[index].source.strip() not in common:
+                        known.add(want.key)
                     if want.kind != "given":
-                        flags.append(
-                            f"{want.key}: has lost its id, found by its {'text' if find is _by_words else 'place'}"
-                        )
-    return places
+                        lost.append(want.key)
+        how = "text" if find is _by_words else "place"
+        if len(lost) > 1:
+            flags.append(f"{len(lost)} cells had lost their ids and were found by their {how}")
+        elif lost:
+            flags.append(f"{lost[0]}: has lost its id, found by its {how}")
+    return places, known
 
 
 def _choose(indices: list[int], want: ReferenceCell, cells: list[NotebookNode], places: dict[str, int]) -> int:
@@ -106,6 +116,8 @@ def _by_words(
     want: ReferenceCell, cells: list[NotebookNode], free: list[int], places: dict[str, int], reference: Reference
 ) -> int | None:
     """The free cell that defines the same names, names the same check, or says much the same."""
+    if want.kind in ("answer", "reflection") and want.released.strip() in reference.common:
+        return None  # its text is also another's
     names, check = _names(want.released), CALLS.findall(want.released)
     best: tuple[float, int] | None = None
     for index in free[:LOOKED_AT]:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from nbformat.notebooknode import NotebookNode
 
 from autograder import intake
 from autograder.build.builder import notebook_bytes
@@ -43,6 +44,36 @@ def test_what_cannot_be_read_says_why(name: str, tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match=told):
         read(tmp_path)
     assert path.read_bytes() == data
+
+
+def another_lab() -> NotebookNode:
+    """A notebook of lab 91 that shares with lab 90 what labs share: the hidden cells' text and a reflection's id."""
+    notebook = solved()
+    notebook.metadata.labkit.lab = "91"
+    renamed = {"double": "half", "triple": "third", "Triple": "Third", "predicted": "guess", "Double": "Half"}
+    for cell in notebook.cells:
+        for word, other in renamed.items():
+            cell.source = cell.source.replace(word, other)
+            cell.id = cell.id.replace(word, other)
+            if "nbgrader" in cell.metadata:
+                cell.metadata.nbgrader.grade_id = cell.metadata.nbgrader.grade_id.replace(word, other)
+    return notebook
+
+
+def test_the_notebook_of_another_lab_is_refused(tmp_path: Path) -> None:
+    hand_in(tmp_path, "ada", another_lab())
+    with pytest.raises(Unreadable, match="this is lab 91's notebook, handed in under 90"):
+        read(tmp_path)
+    bare = another_lab()
+    bare.metadata = NotebookNode()
+    hand_in(tmp_path, "ada", bare)
+    with pytest.raises(Unreadable, match="none of the answers and checks"):
+        read(tmp_path)
+    for index, cell in enumerate(bare.cells):
+        cell.id, cell.metadata = f"c{index}", NotebookNode()
+    hand_in(tmp_path, "ada", bare)
+    with pytest.raises(Unreadable, match="none of the answers and checks"):
+        read(tmp_path)
 
 
 def test_a_byte_order_mark_odd_characters_and_odd_cells_are_read(tmp_path: Path) -> None:
