@@ -22,7 +22,7 @@ def csv_path(course: Course, lab: str) -> Path:
 
 
 def write_csv(course: Course, lab: str, outcomes: Sequence[Outcome], reference: Reference) -> Path:
-    """A row for every learner in the gradebook of `lab`: this batch's status and flags, points per graded cell."""
+    """A row for every learner in `outcomes` and in the gradebook of `lab`: status, flags, points per graded cell."""
     graded = [cell for cell in reference.cells if cell.graded]
     by_student = {outcome.student: outcome for outcome in outcomes}
     with course.gradebook() as gradebook:

@@ -129,7 +129,9 @@ def grade(
         pool.shutdown(wait=True, cancel_futures=True)
         outcomes.sort(key=lambda outcome: outcome.student)
         if outcomes:
-            write_csv(course, lab, outcomes, reference)
+            done = {outcome.student for outcome in outcomes}
+            earlier = [kept(course, lab, student) for student in found if student not in done]
+            write_csv(course, lab, [*outcomes, *filter(None, earlier)], reference)
     return outcomes
 
 
@@ -162,8 +164,22 @@ def _finish(course: Course, lab: str, student: str, future: Future[Graded], refe
     return outcome
 
 
+def kept(course: Course, lab: str, student: str) -> Outcome | None:
+    """The outcome of a learner's last grading, without its scores; None when there is none that can be read."""
+    try:
+        noted = json.loads(_result(course, lab, student).read_text(encoding="utf-8"))
+        known = {name: noted[name] for name in ("status", "points", "max_points", "waiting", "flags", "events")}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return Outcome(student, **known)
+
+
+def _result(course: Course, lab: str, student: str) -> Path:
+    return course.root / "results" / lab / f"{student}.json"
+
+
 def _keep(course: Course, lab: str, outcome: Outcome) -> None:
     """The result as data: results/LAB/STUDENT.json."""
     text = json.dumps({"lab": lab, **asdict(outcome)}, indent=1, sort_keys=True, default=str, ensure_ascii=False)
     data = (text + "\n").encode("utf-8", "replace")
-    write_if_changed(course.root / "results" / lab / f"{outcome.student}.json", data)
+    write_if_changed(_result(course, lab, outcome.student), data)

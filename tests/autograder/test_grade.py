@@ -132,6 +132,25 @@ def test_only_the_named_students_and_a_missing_one_is_told(course: Course, inbox
         run(course, inbox, students=["three"])
 
 
+def test_grading_some_again_keeps_the_rows_and_flags_of_all_others(course: Course, inbox: Path) -> None:
+    edited = solved()
+    cell_of(edited, "check-double").source = "42"
+    put(inbox, "edited", edited)
+    put(inbox, "junk", b"{")
+    put(inbox, "new", solved())
+    run(course, inbox, students=["edited", "junk"])
+    before = rows_of(course)
+    run(course, inbox, students=["new"])
+    after = rows_of(course)
+    assert "the check was edited" in after["edited"]["flags"] and after["junk"]["status"] == "unreadable"
+    assert after == before | {"new": after["new"]} and after["new"]["points"] == "8.0"
+
+
+def rows_of(course: Course) -> dict[str, dict[str, str]]:
+    with csv_path(course, LAB).open(newline="") as file:
+        return {row["student"]: row for row in csv.DictReader(file) if row["student"] in ("edited", "junk", "new")}
+
+
 def test_flags_of_a_submission_stand_on_its_page(course: Course, inbox: Path) -> None:
     notebook = solved()
     cell_of(notebook, "check-double").source = "42  # <script>"
