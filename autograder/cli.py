@@ -101,11 +101,16 @@ def _grade(project: Project, options: argparse.Namespace) -> int:
         jobs=options.jobs,
     )  # fmt: skip
     if options.demo:
-        demo.read_answers(course, lab, course.reference(lab))
+        demo.read_answers(course, lab, outcomes)
         print()
         for student in demo.STUDENTS:
             now = gradebook.standing(course, lab, student)
-            print(f"  {student:<12} {now.points:g} of {now.max_points:g}" if now else f"  {student:<12} not graded")
+            points = f"{now.points:g} of {now.max_points:g}" if now else "not graded"
+            by_hand = now and student == "solved"
+            print(
+                f"  {student:<12} {points}"
+                + ("  (its written answer graded by hand with full points, as you would)" if by_hand else "")
+            )
     failed = [outcome.student for outcome in outcomes if not outcome.graded]
     print(
         f"\nGraded {len(outcomes) - len(failed)} of {len(outcomes)}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import nbformat
@@ -11,8 +12,8 @@ from autograder import gradebook
 from autograder.build.builder import notebook_bytes, write_if_changed
 from autograder.build.preprocessors import BEGIN, END
 from autograder.course import Course
+from autograder.grade import Outcome, keep, write_grades
 from autograder.project import Project
-from autograder.reference import Reference
 
 STUDENTS = ("untouched", "half-done", "solved")
 
@@ -42,9 +43,21 @@ def hand_in(project: Project, course: Course, lab: str) -> Path:
     return course.root / "submitted"
 
 
-def read_answers(course: Course, lab: str, reference: Reference) -> None:
-    """Grade the model answers of the solved one by hand with full points, as a person would, and renew the page."""
+def read_answers(course: Course, lab: str, outcomes: Sequence[Outcome]) -> None:
+    """Grade the solved one's written answers by hand with full points, as a person would; renews its page and the CSV.
+
+    `outcomes` are those of the grading, and the solved one's is brought up to date.
+    """
+    reference = course.reference(lab)
+    solved = next((outcome for outcome in outcomes if outcome.student == "solved" and outcome.graded), None)
+    if solved is None:
+        return
     for cell in reference.cells:
         if cell.kind == "reflection":
             gradebook.grade_by_hand(course, lab, "solved", cell.key, cell.points)
     gradebook.write_feedback(course, lab, "solved")
+    now = gradebook.standing(course, lab, "solved")
+    assert now is not None
+    solved.points, solved.waiting = now.points, now.waiting
+    keep(course, lab, solved)
+    write_grades(course, lab, STUDENTS, outcomes, reference)

@@ -120,7 +120,7 @@ def grade(
             outcome = _finish(course, lab, student, future, reference)
             outcome.seconds = time.monotonic() - started[student]
             outcomes.append(outcome)
-            _keep(course, lab, outcome)
+            keep(course, lab, outcome)
             say(f"  [{len(outcomes)}/{len(wanted)}] {outcome.line()}")
     except KeyboardInterrupt:
         executor.stop()
@@ -129,9 +129,7 @@ def grade(
         pool.shutdown(wait=True, cancel_futures=True)
         outcomes.sort(key=lambda outcome: outcome.student)
         if outcomes:
-            done = {outcome.student for outcome in outcomes}
-            earlier = [kept(course, lab, student) for student in found if student not in done]
-            write_csv(course, lab, [*outcomes, *filter(None, earlier)], reference)
+            write_grades(course, lab, found, outcomes, reference)
     return outcomes
 
 
@@ -178,7 +176,16 @@ def _result(course: Course, lab: str, student: str) -> Path:
     return course.root / "results" / lab / f"{student}.json"
 
 
-def _keep(course: Course, lab: str, outcome: Outcome) -> None:
+def write_grades(
+    course: Course, lab: str, students: Sequence[str], outcomes: Sequence[Outcome], reference: Reference
+) -> None:
+    """The CSV of these outcomes and, for whoever of `students` has none among them, of the last grading before."""
+    done = {outcome.student for outcome in outcomes}
+    earlier = [kept(course, lab, student) for student in students if student not in done]
+    write_csv(course, lab, [*outcomes, *filter(None, earlier)], reference)
+
+
+def keep(course: Course, lab: str, outcome: Outcome) -> None:
     """The result as data: results/LAB/STUDENT.json."""
     text = json.dumps({"lab": lab, **asdict(outcome)}, indent=1, sort_keys=True, default=str, ensure_ascii=False)
     data = (text + "\n").encode("utf-8", "replace")

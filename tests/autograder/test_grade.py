@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from nbformat.notebooknode import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from autograder import cli, gradebook
+from autograder import cli, engine, gradebook
 from autograder.course import Course, CourseError, lay_out
 from autograder.engine import Execution
 from autograder.export import csv_path, harmless
@@ -144,6 +146,20 @@ def test_grading_some_again_keeps_the_rows_and_flags_of_all_others(course: Cours
     after = rows_of(course)
     assert "the check was edited" in after["edited"]["flags"] and after["junk"]["status"] == "unreadable"
     assert after == before | {"new": after["new"]} and after["new"]["points"] == "8.0"
+
+
+def test_the_demo_and_its_csv_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_project(tmp_path)
+    monkeypatch.setattr(engine, "KernelExecutor", lambda config: InProcessExecutor())
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert cli.main(["--root", str(tmp_path), "grade", "--demo"]) == 0
+    assert "solved       10 of 10  (its written answer graded by hand" in told.getvalue()
+    demo = tmp_path / "build" / "demo"
+    with (demo / "grades" / f"{LAB}.csv").open(newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row["student"] == "solved")
+    assert (row["points"], row["to_read"]) == ("10.0", "0")
+    assert json.loads((demo / "results" / LAB / "solved.json").read_text())["points"] == 10
 
 
 def rows_of(course: Course) -> dict[str, dict[str, str]]:
