@@ -6,8 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autograder.project import Project
+
+if TYPE_CHECKING:
+    from autograder.grade import Outcome
 
 
 def parser() -> argparse.ArgumentParser:
@@ -111,14 +115,22 @@ def _grade(project: Project, options: argparse.Namespace) -> int:
                 f"  {student:<12} {points}"
                 + ("  (its written answer graded by hand with full points, as you would)" if by_hand else "")
             )
-    failed = [outcome.student for outcome in outcomes if not outcome.graded]
-    print(
-        f"\nGraded {len(outcomes) - len(failed)} of {len(outcomes)}."
-        + (f" Not: {', '.join(failed)}." if failed else "")
-    )
+    print(f"\n{_summary(outcomes)}")
     print(f"Feedback pages: {course.root / 'feedback'}/STUDENT/{lab}/{lab}.html")
     print(f"Grades: {csv_path(course, lab)}")
-    return 1 if failed else 0
+    return 0 if all(outcome.graded for outcome in outcomes) else 1
+
+
+def _summary(outcomes: Sequence[Outcome]) -> str:
+    """How many were graded, and who was not, by status; nothing handed in is 0 points."""
+    students: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        students.setdefault(outcome.status, []).append(outcome.student)
+    text = f"Graded {len(students.pop('graded', []))} of {len(outcomes)}."
+    for status, names in sorted(students.items()):
+        what = "No submission, 0 points" if status == "no submission" else f"Not graded, {status}"
+        text += f" {what}: {', '.join(names)}."
+    return text.encode("utf-8", "replace").decode()
 
 
 def _first_lab(project: Project) -> str:

@@ -19,6 +19,7 @@ from autograder.engine import Execution, Executor
 from autograder.export import write_csv
 from autograder.intake import Submission, Unreadable, copy_beside, students_in, take_in
 from autograder.judge import Judge, Score
+from autograder.note import write_note
 from autograder.reference import Reference
 from autograder.steps import judge_notebook
 
@@ -49,7 +50,8 @@ class Outcome:
         if self.waiting:
             told.append(f"{self.waiting} to read")
         if self.graded:
-            told += [f"{len(self.flags)} repaired or odd: {self.flags[0]}"] if self.flags else []
+            more = f" (and {len(self.flags) - 1} more)" if len(self.flags) > 1 else ""
+            told += [f"{self.flags[0]}{more}"] if self.flags else []
         else:
             told += self.flags[:1]
         told += self.events[:1]
@@ -144,6 +146,10 @@ def _finish(course: Course, lab: str, student: str, future: Future[Graded], refe
             outcome.status = "no submission"
             gradebook.record_nothing(course, lab, student, submission.timestamp)
             outcome.points = 0.0
+            _note(
+                course, lab, outcome, f"Score: 0.0 / {reference.max_points}",
+                f"There was no notebook in what you handed in: hand in {lab}.ipynb.",
+            )  # fmt: skip
         else:
             outcome.events = done.execution.events
             outcome.flags += [f"{score.key}: {flag}" for score in done.scores for flag in score.flags]
@@ -154,12 +160,21 @@ def _finish(course: Course, lab: str, student: str, future: Future[Graded], refe
             if problem := gradebook.write_feedback(course, lab, student):
                 outcome.events.append(f"no feedback page: {problem}")
     except Unreadable as error:
-        outcome.status, outcome.flags = "unreadable", [str(error)]
+        outcome.status, outcome.flags = "unreadable", [f"{error}: ask the learner to hand in again"]
+        sentence = f"Your submission could not be graded: {error}; put it right and hand in {lab}.ipynb again."
+        _note(course, lab, outcome, "not graded", sentence)
     except Exception as error:
         outcome.status, outcome.points = "grader error", None
         outcome.flags = [f"{type(error).__name__}: {error}"]
         traceback.print_exc(file=sys.stderr)
     return outcome
+
+
+def _note(course: Course, lab: str, outcome: Outcome, score: str, sentence: str) -> None:
+    try:
+        write_note(gradebook.feedback_page(course, lab, outcome.student), lab, score, sentence)
+    except OSError as error:
+        outcome.events.append(f"no feedback page: {error}")
 
 
 def kept(course: Course, lab: str, student: str) -> Outcome | None:

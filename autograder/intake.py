@@ -100,7 +100,7 @@ def read_notebook(data: bytes) -> NotebookNode:
     except json.JSONDecodeError as error:
         conflict = " (a Git conflict marker stands in it)" if re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE) else ""
         where = f"line {error.lineno}, column {error.colno}"
-        raise Unreadable(f"not JSON{conflict}: {error.msg} at {where}") from error
+        raise Unreadable(f"not JSON{conflict}: {error.msg} at {where}; the file is cut off or damaged") from error
     except RecursionError as error:
         raise Unreadable("not a notebook: nested too deep") from error
     except Exception as error:  # nbformat's converters of old versions raise whatever they meet

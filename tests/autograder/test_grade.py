@@ -19,6 +19,7 @@ from autograder.engine import Execution
 from autograder.export import csv_path, harmless
 from autograder.grade import Outcome, grade
 from autograder.judge import VerdictJudge
+from autograder.note import write_note
 from autograder.steps import ShowFeedback
 from tests.autograder.tiny import LAB, InProcessExecutor, cell_of, hand_in, make_project, solved, tiny_lab
 
@@ -87,9 +88,16 @@ def test_one_bad_submission_never_stops_the_batch(course: Course, inbox: Path) -
         "untouched": ("graded", 0),
     }
     assert "no space left" in outcomes["crash"].line() and "not JSON" in outcomes["junk"].line()
+    assert outcomes["junk"].flags[0].endswith("the file is cut off or damaged: ask the learner to hand in again")
     for student in ("o'brien", "x[1]", "=1+1"):
         page = gradebook.feedback_page(course, LAB, student).read_text()
         assert "hidden cases" in page and "8.0 / 10.0" in page and "exam(" not in page and "caption>tiny.double" in page
+    for student in ("junk", "empty"):
+        page = gradebook.feedback_page(course, LAB, student).read_text()
+        assert f"hand in {LAB}.ipynb" in page and "ask the learner" not in page
+    assert cli._summary(list(outcomes.values())) == (
+        "Graded 4 of 7. Not graded, grader error: crash. No submission, 0 points: empty. Not graded, unreadable: junk."
+    )
     with csv_path(course, LAB).open(newline="") as file:
         rows = {row["student"]: row for row in csv.DictReader(file)}
     assert rows["'=1+1"]["points"] == "8.0" and rows["'=1+1"]["check-double"] == "4.0"
@@ -160,6 +168,12 @@ def test_the_demo_and_its_csv_say_the_same(tmp_path: Path, monkeypatch: pytest.M
         row = next(row for row in csv.DictReader(file) if row["student"] == "solved")
     assert (row["points"], row["to_read"]) == ("10.0", "0")
     assert json.loads((demo / "results" / LAB / "solved.json").read_text())["points"] == 10
+
+
+def test_a_note_is_plain_text(tmp_path: Path) -> None:
+    write_note(tmp_path / "x" / "page.html", LAB, "not graded", "<script>.ipynb: not JSON {0}")
+    page = (tmp_path / "x" / "page.html").read_text()
+    assert "&lt;script&gt;.ipynb: not JSON {0}" in page and "<script>" not in page
 
 
 def rows_of(course: Course) -> dict[str, dict[str, str]]:
