@@ -72,7 +72,9 @@ def check_notebook(path: Path) -> int:
         print(error, file=sys.stderr)
         return 2
     total = [0.0, 0.0, True]
+    broken: list[str] = []
     width = _width()
+    parts = _parts(notebook)
 
     def tell(cell: nbformat.NotebookNode, cell_index: int, **_: Any) -> None:
         for verdict in _verdicts(cell):
@@ -83,12 +85,11 @@ def check_notebook(path: Path) -> int:
         if not any(_verdicts(cell)):
             for output in cell.get("outputs", []):
                 if output.output_type == "error":
-                    first = (cell.source.strip().splitlines() or [""])[0]
-                    print(
-                        f"cell {cell_index + 1} ({first[:60]}): {output.ename}: {output.evalue}"[: 4 * width],
-                        end="\n\n",
-                        flush=True,
-                    )
+                    broken.append(parts[cell_index])
+                    if len(broken) == 1:  # what fails after it mostly fails because of it
+                        first = (cell.source.strip().splitlines() or [""])[0]
+                        told = f"{parts[cell_index]}, the cell that begins `{first[:60]}`: {output.ename}: {output.evalue}"
+                        print(told[: 4 * width], end="\n\n", flush=True)
 
     client = NotebookClient(
         notebook,
@@ -108,14 +109,42 @@ def check_notebook(path: Path) -> int:
     except DeadKernelError:
         print("The notebook's kernel died: a cell ended the process, or the machine ran out of memory.", file=sys.stderr)
         return 2
+    except AssertionError:
+        # On Ctrl-C nbclient shuts the kernel down itself, then asserts, on its way out, that there still is one.
+        if client.km is None:
+            raise KeyboardInterrupt from None
+        raise
+    if len(broken) > 1:
+        print(f"{len(broken) - 1} later cells failed too, in {', '.join(dict.fromkeys(broken[1:]))}.")
     print(f"{total[0]:g} of {total[1]:g} points")
     return 0 if total[2] and total[1] else 1
 
 
-def _find(manifest: Manifest, folder: Path) -> Path | None:
-    """The learner's notebook of a lab below `folder`: by name, the one changed last where there are several."""
-    found = [path for path in folder.rglob(f"{manifest.name}.ipynb") if not {".ipynb_checkpoints", "solution", "build"} & set(path.parts)]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+def _parts(notebook: nbformat.NotebookNode) -> list[str]:
+    """Where each cell stands, for people: the number of its exercise, or the heading above it."""
+    place, places = "at the top", []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            headings = [line.lstrip("# ") for line in cell.source.splitlines() if line.startswith("#")]
+            place = headings[-1] if headings else place
+        number = place.split(" ", 1)[0]
+        places.append(number if number[:1].isdigit() and "." in number else f"“{place}”")
+    return places
+
+
+def _find(manifest: Manifest, folder: Path) -> list[Path]:
+    """The learner's notebooks of a lab: the ones named so in `folder`, else in work/ below it, else anywhere below it."""
+    name = f"{manifest.name}.ipynb"
+    for near in (folder / name, folder / manifest.name / name, folder / "work" / manifest.name / name):
+        if near.is_file():
+            return [near]
+    passed_over = {".ipynb_checkpoints", "release", "solution", "build", ".venv", "node_modules"}
+    return sorted(path for path in folder.rglob(name) if not passed_over & set(path.relative_to(folder).parts))
+
+
+def _several(manifest: Manifest, found: list[Path]) -> str:
+    listed = "".join(f"\n  {path}" for path in found)
+    return f"There are {len(found)} notebooks called {manifest.name}.ipynb here; name the one you mean:{listed}"
 
 
 def _grade_id(cell: nbformat.NotebookNode) -> str | None:
@@ -127,10 +156,12 @@ def status(folder: Path) -> int:
     for manifest in load_manifests().values():
         checks = [cell for cell in manifest.cells if cell.kind == "check"]
         most = sum(cell.points for cell in checks)
-        path = _find(manifest, folder)
-        if path is None:
-            print(f"{manifest.lab}  {manifest.title}: no notebook below {folder}")
+        found = _find(manifest, folder)
+        if len(found) != 1:
+            told = f"no notebook below {folder}" if not found else _several(manifest, found)
+            print(f"{manifest.lab}  {manifest.title}: {told}")
             continue
+        path = found[0]
         try:
             cells = {_grade_id(cell): cell for cell in read_notebook(path).cells}
         except NotebookError as error:
@@ -159,10 +190,12 @@ def reset(lab: str, exercise: str, notebook: Path | None) -> int:
         known = sorted({cell.exercise for cell in manifest.cells if cell.kind == "answer"})
         print(f"Lab {manifest.lab} has no exercise {exercise}. It has {', '.join(known)}.", file=sys.stderr)
         return 1
-    path = notebook or _find(manifest, Path("."))
-    if path is None:
-        print(f"{manifest.name}.ipynb is not below this folder: name it with --notebook.", file=sys.stderr)
+    found = [notebook] if notebook else _find(manifest, Path("."))
+    if len(found) != 1:
+        told = _several(manifest, found) if found else f"{manifest.name}.ipynb is not below this folder: name it."
+        print(f"{told}\n(--notebook PATH)", file=sys.stderr)
         return 1
+    path = found[0]
     try:
         return _write_stubs(path, stubs, exercise)
     except NotebookError as error:
@@ -179,6 +212,9 @@ def _write_stubs(path: Path, stubs: dict[str, Cell], exercise: str) -> int:
             file=sys.stderr,
         )
         return 1
+    if all(cell.source == stubs[_grade_id(cell)].source for cell in found):
+        print(f"Exercise {exercise} is its stub already in {path}.")
+        return 0
     for cell in found:
         cell.source = stubs[_grade_id(cell)].source
         cell.update(outputs=[], execution_count=None)

@@ -3,6 +3,7 @@
 Where the code runs is a `Transport`: fresh processes on this machine for a learner, a sandbox for a grader. The judging is the same.
 """
 
+import contextlib
 import itertools
 import linecache
 import os
@@ -11,7 +12,8 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -97,13 +99,13 @@ def _problem(check: Check, case: Case, reply: dict[str, Any]) -> _Problem:
     if kind == "NotImplementedError" and (not message or message.startswith("Exercise ")):
         return _Problem("unfinished", f"{message or 'the answer cell'} is not written yet")
     if error["wrong_result"]:
-        return _Problem("fail", message, f"In case {case.name}: {message}", error["hint"])
+        return _Problem("fail", message, f"With {case.name}: {message}", error["hint"])
     hint = check.on_error(error) if check.on_error else None
     status = "memory" if kind in ("OutOfMemoryError", "MemoryError") else "error"
     told = f"{kind}: {message}" if message else kind
     if error["after"]:
         lines = "  in the check, after your code had returned: does it return what its docstring says?"
-    return _Problem(status, told.splitlines()[0][:160], f"In case {case.name}: {told}" + (f"\n{lines}" if lines else ""), hint)
+    return _Problem(status, told.splitlines()[0][:160], f"With {case.name}: {told}" + (f"\n{lines}" if lines else ""), hint)
 
 
 def _read(check: Check, case: Case, reports: Sequence[Report], nonce: str) -> Observation | _Problem:
@@ -115,7 +117,7 @@ def _read(check: Check, case: Case, reports: Sequence[Report], nonce: str) -> Ob
         rank, report = min(bad, key=lambda item: order.index(item[1].status) if item[1].status in order else len(order))
         status = {"exit": "error"}.get(report.status, report.status)
         first = (report.detail.strip().splitlines() or ["ended without an answer"])[0]
-        return _Problem(status, first[:160], f"In case {case.name}: {report.detail.strip() or first}")
+        return _Problem(status, first[:160], f"With {case.name}: {report.detail.strip() or first}")
     observations: list[Observation] = []
     for report in reports:
         try:
@@ -130,8 +132,26 @@ def _read(check: Check, case: Case, reports: Sequence[Report], nonce: str) -> Ob
                 return _problem(check, case, reply)
             observations.append(Observation.from_message(reply["observation"], tensors))
         except (_wire.WireError, KeyError, TypeError, ValueError, AttributeError) as error:
-            return _Problem("protocol", "the answer of the process could not be read", f"In case {case.name}: {error}")
+            return _Problem("protocol", "the answer of the process could not be read", f"With {case.name}: {error}")
     return replace(observations[0], ranks=observations)
+
+
+@contextmanager
+def clean_torch() -> Iterator[None]:
+    """Torch as a fresh process has it: expected values must not depend on what the notebook left set."""
+    dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    state = torch.get_rng_state()
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_rng_state, state)
+        stack.callback(torch.set_default_dtype, dtype)
+        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast("cpu", enabled=False))
+        stack.enter_context(torch.device("cpu"))
+        yield
 
 
 def default_seed(name: str) -> int:
@@ -153,7 +173,13 @@ def run_check(
     strict : the exam's cases too. forbid : lay the tripwires (off only in tests of answers that a library gives).
     """
     started = time.perf_counter()
-    transport = transport or LocalTransport()
+    with clean_torch():
+        verdict = _run(check, candidate, seed, strict, forbid, transport or LocalTransport())
+    verdict.seconds = time.perf_counter() - started
+    return verdict
+
+
+def _run(check: Check, candidate: bytes, seed: int | None, strict: bool, forbid: bool, transport: Transport) -> Verdict:
     generator = torch.Generator().manual_seed(default_seed(check.name) if seed is None else seed)
     judged: list[tuple[str, list[Finding]]] = []
     seen: list[tuple[Case, Observation]] = []
@@ -178,15 +204,13 @@ def run_check(
                 continue
             except Exception:  # a fault of the check, or an observation made up by who tampers: not a learner's zero
                 told = traceback.format_exc(limit=-3)
-                result = _Problem("infrastructure", "the check could not judge what it saw", f"In case {case.name}:\n{told}")
+                result = _Problem("infrastructure", "the check could not judge what it saw", f"With {case.name}:\n{told}")
         covers = case.covers or tuple(criterion.name for criterion in check.criteria)
         judged.append((case.name, [Finding(name, False, "", result.text, result.hint_id) for name in covers]))
         problem = problem or replace(result, covers=tuple(covers))
         if case.covers is None or result.status in ("timeout", "deadlock", "flagged", "unfinished", "infrastructure"):
             break
-    verdict = _verdict(check, judged, seen, problem)
-    verdict.seconds = time.perf_counter() - started
-    return verdict
+    return _verdict(check, judged, seen, problem)
 
 
 def _verdict(
@@ -212,8 +236,8 @@ def _verdict(
         verdict.failed = "runs" if problem.status != "fail" else next(name for name in problem.covers if name in findings)
         verdict.hint_id = problem.hint_id or (problem.status if problem.status in GENERIC_HINTS else None)
         verdict.detail = problem.detail or problem.text
-        if problem.status != "fail" and not points:
-            verdict.criteria = []  # nothing was measured: the table would only repeat "not reached"
+        if not points and not seen:
+            verdict.criteria = []  # nothing was measured: the table would only repeat what the detail says
     elif failing:
         told = next((outcome.name for outcome in failing if findings[outcome.name].hint), failing[0].name)
         verdict.failed, verdict.hint_id, verdict.detail = told, findings[told].hint, findings[told].detail
@@ -223,5 +247,10 @@ def _verdict(
         verdict.summary = next((text for case, seen_one in seen if (text := check.summary(case, seen_one))), "")
     if check.picture:
         draw = check.picture
-        verdict.draw = lambda: next((figure for case, seen_one in seen if (figure := draw(case, seen_one)) is not None), None)
+
+        def drawn() -> Any:
+            with clean_torch():
+                return next((figure for case, seen_one in seen if (figure := draw(case, seen_one)) is not None), None)
+
+        verdict.draw = drawn
     return verdict

@@ -321,8 +321,8 @@ def checkpoint_sequential(layers, x, segments):
     layers   : list of nn.Module, each (batch, width) -> (batch, width)
     x        : (batch, width) tensor; it may require grad or not, and the layers' parameters get
                their gradients either way. x itself stays as it is
-    segments : how many, from 1 to len(layers). You make that many, and none is longer than
-               len(layers) / segments, rounded up
+    segments : how many to make, from 1 to len(layers). None is longer than len(layers) / segments,
+               rounded up; where they do not divide, a few more or fewer are fine
     Returns the output. Gradients equal the plain run's, dropout included; each layer runs forward
     at most twice. From 16 to 144 layers, in sqrt(n) segments, the peak grows like depth^0.62 at
     most, and at 144 it is at most 25% of the plain run's. One segment may run plainly, without a

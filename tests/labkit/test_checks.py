@@ -1,10 +1,14 @@
 """Every way in which a learner's code can end has its own clear verdict, and points follow the rule."""
 
 import ctypes
+import inspect
 import os
+import subprocess
 import sys
+import textwrap
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -65,7 +69,7 @@ def test_cost_counts_only_with_the_technique() -> None:
     verdict = judge(fails_on_empty)
     assert (verdict.status, verdict.points, verdict.failed) == ("partial", 3, "runs")
     assert [outcome.earned for outcome in verdict.criteria] == [1, 2, 0]
-    assert "IndexError: nothing here" in verdict.detail and "In case no numbers" in verdict.detail
+    assert "IndexError: nothing here" in verdict.detail and "With no numbers" in verdict.detail
 
 
 def test_unfinished_is_told_by_exercise() -> None:
@@ -290,3 +294,30 @@ def test_a_picture_that_cannot_be_drawn_loses_no_verdict() -> None:
         raise ZeroDivisionError
 
     assert "4 of 4" in judge(lambda x: x + x, replace(TOY, picture=broken))._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda: torch.set_grad_enabled(False),
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_default_device("meta"),
+        lambda: torch.autocast("cpu", torch.bfloat16).__enter__(),
+        lambda: torch.inference_mode().__enter__(),
+    ],
+    ids=["grad off", "float64", "meta", "autocast", "inference mode"],
+)
+def test_what_the_notebook_left_set_does_not_reach_the_check(leave: Any) -> None:
+    """In a process of its own, since the state is the whole process's."""
+    script = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+import torch
+from tests.labs.corpus import examine
+from tests.labs.solutions import solution
+answer = solution("02").checkpoint_sequential
+{textwrap.dedent(inspect.getsource(leave)).strip().rstrip(",").partition("lambda: ")[2]}
+verdict = examine(answer, "checkpointing.sequential", strict=False)
+assert verdict.status == "pass", verdict.as_text()
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr[-3000:]

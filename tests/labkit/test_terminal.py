@@ -1,9 +1,14 @@
 """A lab from a terminal: verdicts printed as they come, points so far, an exercise put back; bad notebooks told, nothing lost."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 from labkit import cli, terminal
@@ -64,7 +69,8 @@ def test_check_prints_verdicts_and_leaves_the_file(
 def test_check_tells_a_cell_that_fails_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = _notebook(tmp_path, "def double(x) return x")
     assert cli.main(["check", str(path)]) == 1
-    assert "cell 2 (def double(x) return x): SyntaxError" in capsys.readouterr().out
+    assert "the cell that begins `def double(x) return x`: SyntaxError" in (out := capsys.readouterr().out)
+    assert "1 later cells failed too" in out
 
 
 def test_check_tells_a_dead_kernel(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -105,6 +111,10 @@ def test_reset_puts_the_stub_back_and_keeps_the_old(tmp_path: Path, capsys: pyte
     path = _notebook(tmp_path, "double = 'mine'")
     before = path.read_bytes()
     for number in (1, 2):
+        if number == 2:
+            assert cli.main(["reset", "1", "1.1", "--notebook", str(path)]) == 0  # nothing to do, and no copy of nothing
+            assert "its stub already" in capsys.readouterr().out
+            _notebook(tmp_path, "double = 'mine again'")
         assert cli.main(["reset", "1", "1.1", "--notebook", str(path)]) == 0
         assert f"01_toy.before-reset-{number}.ipynb" in capsys.readouterr().out
     assert (tmp_path / "01_toy.before-reset-1.ipynb").read_bytes() == before
@@ -128,3 +138,34 @@ def test_reset_of_a_notebook_without_the_cell(tmp_path: Path, capsys: pytest.Cap
     nbformat.write(nbformat.v4.new_notebook(), path)
     assert cli.main(["reset", "01", "1.1", "--notebook", str(path)]) == 1
     assert "has none of the answer cells" in capsys.readouterr().err
+
+
+def test_several_notebooks_of_one_name_are_not_guessed_among(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    for name in ("ann", "bob"):
+        (tmp_path / name).mkdir()
+        _notebook(tmp_path / name, "double = 'mine'")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["reset", "01", "1.1"]) == 1
+    assert "There are 2 notebooks" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*before-reset*"))
+    (tmp_path / "work" / "01_toy").mkdir(parents=True)
+    _notebook(tmp_path / "work" / "01_toy", "double = 'mine'")
+    assert cli.main(["reset", "01", "1.1"]) == 0
+    assert "work/01_toy/01_toy.ipynb" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_a_check_at_once_and_leaves_no_kernel(tmp_path: Path) -> None:
+    path = _notebook(tmp_path, "while True: pass")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "labkit.cli", "check", str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    kernels: list[psutil.Process] = []
+    while not any("ipykernel_launcher" in " ".join(child.cmdline()) and child.cpu_times().user > 2 for child in kernels):
+        kernels = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    told = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and told.rstrip().endswith("stopped") and "Traceback" not in told
+    assert not [child for child in kernels if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]

@@ -87,8 +87,10 @@ def again(*sizes: int) -> list[int]:
         (10, 4, (2, 2, 2), None),  # the last four run plainly, as PyTorch's do
         (10, 4, (3, 3, 3), None),  # the last one runs plainly
         (10, 4, (2, 2, 2, 4), "remainder"),
-        (9, 6, (2, 2, 2, 2, 1), "count"),
-        (64, 48, (2,) * 32, "count"),
+        (9, 6, (2, 2, 2, 2, 1), None),  # rounded up
+        (10, 4, (2,) * 5, None),  # rounded down
+        (64, 48, (2,) * 32, None),
+        (64, 8, (1,) * 64, "count"),
         (12, 4, (3, 3), "plain-segments"),
         (12, 4, (), "plain"),
     ],

@@ -316,6 +316,24 @@ def rounded_up_last_plain(layers, x, segments):
     return x
 
 
+@right("lengths rounded up", check=SEQUENTIAL)
+def lengths_rounded_up(layers, x, segments):
+    x = x if x.requires_grad else x.detach().requires_grad_()
+    size = math.ceil(len(layers) / segments)
+    for start in range(0, len(layers), size):
+        x = checkpoint(nn.Sequential(*layers[start : start + size]), x)
+    return x
+
+
+@right("lengths rounded down", check=SEQUENTIAL)
+def lengths_rounded_down(layers, x, segments):
+    x = x if x.requires_grad else x.detach().requires_grad_()
+    size = len(layers) // segments
+    for start in range(0, len(layers), size):
+        x = checkpoint(nn.Sequential(*layers[start : start + size]), x)
+    return x
+
+
 @right("fresh: a dummy argument, bound by a default", check=SEQUENTIAL)
 def dummy_argument(layers, x, segments):
     small, longer = divmod(len(layers), segments)

@@ -339,11 +339,6 @@ def remainder_lost(count, segments):
     return [(i * size, (i + 1) * size) for i in range(segments)]
 
 
-def rounded_up(count, segments):
-    size = -(-count // segments)
-    return [(start, min(start + size, count)) for start in range(0, count, size)]
-
-
 def as_block_length(count, segments):
     return [(start, min(start + segments, count)) for start in range(0, count, segments)]
 
@@ -356,7 +351,6 @@ for name, candidate, criterion, hint in [
     ("CK-11 remainder in the last segment", sequential_with(dummied(), remainder_last), "segments", "remainder"),
     ("only when segments divide layers", sequential_with(dummied(), remainder_lost), "segments", "skipped"),
     ("segments taken for layers per segment", sequential_with(dummied(), as_block_length), "segments", "remainder"),
-    ("fresh: ceil lengths, fewer segments", sequential_with(dummied(), rounded_up), "segments", "count"),
     ("CK-01 random state not restored", sequential_with(dummied("not restored")), "random numbers", "random-replay"),
     ("CK-02 snapshot after", sequential_with(dummied("snapshot after")), "random numbers", "random-when"),
     ("CK-07 graphs kept", sequential_with(dummied("keeps graph")), "peak against depth", "kept"),
