@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     course = commands.add_parser("course", help="lay out the nbgrader course folder")
     grade = commands.add_parser("grade", help="grade submitted notebooks of a lab")
     grade.add_argument("lab", nargs="?", metavar="LAB", help="02, 02_checkpointing or a path")
-    grade.add_argument("--students", nargs="+", default=[], metavar="NAME", help="only these learners")
+    grade.add_argument("--students", nargs="+", action="extend", default=[], metavar="NAME", help="only these learners")
     grade.add_argument(
         "--submissions", type=Path, metavar="DIR", help="holds STUDENT/LAB/LAB.ipynb (default: the course's)"
     )
@@ -54,7 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error.args[0] if error.args else type(error).__name__}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nInterrupted. What was graded is kept.", file=sys.stderr)
+        print("\nInterrupted.", file=sys.stderr)
+        if options.command == "grade":
+            print(
+                "What was graded is kept; run the same command again for the rest (it grades everybody anew; "
+                "--students NAME ... grades only some).",
+                file=sys.stderr,
+            )
         return 130
 
 

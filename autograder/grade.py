@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from autograder.export import write_csv
 from autograder.intake import Submission, Unreadable, copy_beside, students_in, take_in
 from autograder.judge import Judge, Score
 from autograder.note import write_note
+from autograder.progress import Progress
 from autograder.reference import Reference
 from autograder.steps import judge_notebook
 
@@ -90,9 +91,9 @@ def grade(
     submissions: Path | None = None,
     students: Sequence[str] = (),
     jobs: int = 1,
-    say: Callable[[str], None] = print,
+    progress: Progress | None = None,
 ) -> list[Outcome]:
-    """Grade the submissions of `lab` in `submissions` (default: the course's `submitted`), a line each as it ends.
+    """Grade the submissions of `lab` in `submissions` (default: the course's `submitted`), telling `progress` of each.
 
     students : only these; jobs : how many notebooks execute at once. Each result is on disk before the next is told,
     so an interrupted batch keeps what it has. Raises LookupError when a named student has no submission.
@@ -105,12 +106,14 @@ def grade(
     if not wanted:
         raise LookupError(f"No submissions of {lab} in {folder}: there is no STUDENT/{lab} below it.")
     reference = course.reference(lab)
-    say(f"{lab}: {len(wanted)} submission{'s' if len(wanted) != 1 else ''} in {folder}")
+    progress = progress or Progress()
+    progress.begin(len(wanted), f"{lab}: {len(wanted)} submission{'s' if len(wanted) != 1 else ''} in {folder}")
     outcomes: list[Outcome] = []
     started: dict[str, float] = {}
 
     def job(student: str) -> Graded:
         started[student] = time.monotonic()
+        progress.start(student)
         work = course.root / "work" / lab / student
         return examine(folder / student / lab, student, reference, executor, judge, work)
 
@@ -123,9 +126,10 @@ def grade(
             outcome.seconds = time.monotonic() - started[student]
             outcomes.append(outcome)
             keep(course, lab, outcome)
-            say(f"  [{len(outcomes)}/{len(wanted)}] {outcome.line()}")
+            progress.end(student, outcome.line())
     except KeyboardInterrupt:
         executor.stop()
+        progress.stop()
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -20,6 +20,7 @@ from autograder.export import csv_path, harmless
 from autograder.grade import Outcome, grade
 from autograder.judge import VerdictJudge
 from autograder.note import write_note
+from autograder.progress import Progress, duration
 from autograder.steps import ShowFeedback
 from tests.autograder.tiny import LAB, InProcessExecutor, cell_of, hand_in, make_project, solved, tiny_lab
 
@@ -50,11 +51,12 @@ def put(folder: Path, student: str, notebook: NotebookNode | bytes, name: str = 
 
 
 def run(course: Course, inbox: Path, executor: object = None, **options: object) -> dict[str, Outcome]:
-    lines: list[str] = []
+    told = io.StringIO()
     outcomes = grade(
-        course, LAB, executor or InProcessExecutor(), VerdictJudge(), submissions=inbox, say=lines.append, **options
+        course, LAB, executor or InProcessExecutor(), VerdictJudge(), submissions=inbox, progress=Progress(told), **options
     )  # fmt: skip
-    assert len(lines) == len(outcomes) + 1
+    lines = told.getvalue().splitlines()
+    assert len(lines) == 2 * len(outcomes) + 1 and lines[1].startswith(f"  [1/{len(outcomes)}] ")
     return {outcome.student: outcome for outcome in outcomes}
 
 
@@ -174,6 +176,39 @@ def test_a_note_is_plain_text(tmp_path: Path) -> None:
     write_note(tmp_path / "x" / "page.html", LAB, "not graded", "<script>.ipynb: not JSON {0}")
     page = (tmp_path / "x" / "page.html").read_text()
     assert "&lt;script&gt;.ipynb: not JSON {0}" in page and "<script>" not in page
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_who_is_being_graded_and_keeps_only_the_results() -> None:
+    screen = Terminal()
+    progress = Progress(screen)
+    progress.begin(2, "lab")
+    for name in ("ada", "bob"):
+        progress.start(name)
+        progress.end(name, f"{name} done")
+    written = screen.getvalue()
+    assert "  [1/2] ada ..." in written and "[2/2] bob ...  about 5 s left" in written
+    lines = [line.split("\x1b[K")[-1] for line in written.split("\n")]
+    assert lines == ["lab", "  [1/2] ada done", "  [2/2] bob done", ""]
+    assert [duration(seconds) for seconds in (1, 42, 200, 7200)] == ["5 s", "40 s", "3 min", "2.0 h"]
+
+
+def test_students_may_be_named_by_several_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = cli.parser().parse_args(["grade", "90", "--students", "ada", "bob", "--students", "cyd"])
+    assert options.students == ["ada", "bob", "cyd"]
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_grade", interrupted)
+    assert cli.main(["grade", "90"]) == 130
+    assert "run the same command again for the rest" in capsys.readouterr().err
 
 
 def rows_of(course: Course) -> dict[str, dict[str, str]]:

@@ -64,7 +64,7 @@ def test_nbgrader_and_we_give_the_same_points_and_pages(course: Course) -> None:
     assert theirs is not None and (theirs.points, theirs.max_points, theirs.waiting) == (8, 10, 1)
     their_page = page.read_text()
     page.unlink()
-    (ours,) = grade(course, LAB, KernelExecutor(course.config), VerdictJudge(), say=lambda line: None)
+    (ours,) = grade(course, LAB, KernelExecutor(course.config), VerdictJudge())
     assert (ours.points, ours.max_points, ours.waiting) == (8, 10, 1)
     assert ours.flags == ["check-double: 2 cells carry this id; the one in the released place counts"]
     for text in (their_page, page.read_text()):
