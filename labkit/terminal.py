@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +104,30 @@ def check_notebook(path: Path) -> int:
         on_cell_executed=tell,
     )
     try:
-        client.execute()
+        _execute(client)
     except CellTimeoutError:
         print(f"A cell ran for more than {CELL_SECONDS} s and was stopped: which loop never ends?", file=sys.stderr)
         return 2
     except DeadKernelError:
         print("The notebook's kernel died: a cell ended the process, or the machine ran out of memory.", file=sys.stderr)
         return 2
-    except AssertionError:
-        # On Ctrl-C nbclient shuts the kernel down itself, then asserts, on its way out, that there still is one.
-        if client.km is None:
-            raise KeyboardInterrupt from None
-        raise
     if len(broken) > 1:
         print(f"{len(broken) - 1} later cells failed too, in {', '.join(dict.fromkeys(broken[1:]))}.")
     print(f"{total[0]:g} of {total[1]:g} points")
     return 0 if total[2] and total[1] else 1
+
+
+def _execute(client: Any) -> None:
+    """Run the notebook in a thread, where nbclient lays no handlers of its own on Ctrl-C; here it ends the kernel, and then us."""
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.execute)
+        try:
+            running.result()
+        except KeyboardInterrupt:
+            manager = client.km
+            if manager is not None and manager.has_kernel:
+                os.kill(manager.provisioner.pid, signal.SIGKILL)  # nbclient sees it die and cleans up
+            raise
 
 
 def _parts(notebook: nbformat.NotebookNode) -> list[str]:
