@@ -12,10 +12,10 @@ import torch
 
 from labkit.checks._core import Case
 
-# Widest first, so that buffers grown on demand are grown once: what repeats is narrower and goes up and down.
+# Widest first, in every place: buffers grown on demand have grown after them. What repeats is narrower and goes up and down.
 WIDE = (96, 96, 96)
 REPEATED = (56, 80, 48, 72, 64, 88)
-# Wider and narrower again: buffers grown on demand, or made for what came first, have to be made anew.
+# Wider and narrower again: buffers made for what came first do not fit, those made on demand have to grow.
 WIDENING = (56, 48, 72, 96, 64, 128, 80)
 BATCH = 64
 OUT = 64
@@ -68,6 +68,11 @@ def deep_widths(depth: int) -> list[int]:
     return [*WIDE, *repeated, OUT]
 
 
+def deep_hidden(depth: int) -> list[int]:
+    """Hidden widths of `depth` blocks of the same kind; with a stream of the widest, three buffers in turn need not grow either."""
+    return [*WIDE[:2], *(REPEATED[i % len(REPEATED)] for i in range(depth - 2))]
+
+
 def _sizes(generator: torch.Generator, count: int, low: int = 6, high: int = 40) -> list[int]:
     return torch.randint(low, high, (count,), generator=generator).tolist()
 
@@ -118,8 +123,7 @@ def residual_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     core.run("blocks that widen", core.blocks(OUT, WIDENING), (BATCH, OUT), widens=True)
     deep = Builder("6 and 12 blocks", generator)
     for depth in (6, 12):
-        hidden = [WIDE[0], *[REPEATED[i % len(REPEATED)] for i in range(depth - 1)]]
-        deep.run(f"{depth} blocks", deep.blocks(OUT, hidden), (BATCH, OUT), measured=True)
+        deep.run(f"{depth} blocks", deep.blocks(WIDE[0], deep_hidden(depth)), (BATCH, WIDE[0]), measured=True)
     edges = Builder("edge cases", generator, covers=("edge cases",))
     edges.run("no blocks", edges.blocks(7, []), (4, 7))
     edges.run("one block", edges.blocks(7, [12]), (4, 7))
@@ -137,8 +141,7 @@ def residual_cases(generator: torch.Generator, strict: bool) -> list[Case]:
             more.run(f"{depth} blocks", more.blocks(17, _sizes(generator, depth)), (9, 17))
         deeper = Builder("5 and 17 blocks", generator)
         for depth in (5, 17):
-            hidden = [WIDE[0], *[REPEATED[i % len(REPEATED)] for i in range(depth - 1)]]
-            deeper.run(f"{depth} blocks", deeper.blocks(OUT, hidden), (BATCH + 7, OUT), measured=True)
+            deeper.run(f"{depth} blocks", deeper.blocks(WIDE[0], deep_hidden(depth)), (BATCH + 7, WIDE[0]), measured=True)
         cases += [more.case("blocks"), deeper.case("blocks")]
     return cases
 
@@ -183,6 +186,12 @@ SCRIPT = (
     {"rows": "less", "refills": 6},
     {"rows": "other"},
 )
+
+
+def limit_of(run: dict[str, Any], calls: int) -> float:
+    """Buffers for max_batch rows that may be held after so many calls: two, or two per batch size that has come."""
+    sizes = {rows_of(call, run) for call in SCRIPT[:calls]} | ({run["rows"][1]} if run.get("small_first") else set())
+    return 2 * max(run["max_batch"], sum(sizes)) / run["max_batch"]
 
 
 def rows_of(call: dict[str, Any], run: dict[str, Any]) -> int:

@@ -3,7 +3,7 @@
 import torch
 
 from labkit.checks._core import Case, Finding, Observation
-from labkit.checks._pingpong_cases import SCRIPT
+from labkit.checks._pingpong_cases import SCRIPT, limit_of
 from labkit.checks._pingpong_judge import (
     SMALL,
     allocated_bytes,
@@ -103,17 +103,17 @@ def _made(case: Case, seen: Observation, name: str, calls: list[int], wanted: st
 
 
 def _held(case: Case, seen: Observation) -> Finding:
-    """Two buffers for the largest batch, whatever batches have come."""
-    wanted, told, held, passed = "at most 2 activations, at any depth, after any batch", [], [], True
+    """Two buffers for the largest batch, or two for every batch size that has come."""
+    wanted, told, held, passed = "2 activations, or 2 per batch size so far", [], [], True
     for number, run, facts in runs_of(case, seen):
         unit = unit_bytes(case, run["model"], case.tensors[f"x{number}/0"], run["max_batch"])[0]
-        bytes_held = [call["held"] for call in facts["calls"]]
-        most = bytes_held.index(max(bytes_held))
-        held.append(bytes_held[most] / unit)
+        after = [call["held"] / unit for call in facts["calls"]]
+        held.append(max(after))
         told.append(f"{held[-1]:.1f} with {run['name']}")
-        if held[-1] > 2 + SMALL:
+        over = next((calls for calls, many in enumerate(after, 1) if many > limit_of(run, calls) + SMALL), None)
+        if over:
             passed = False
-            told[-1] += f" (after call {most + 1})"
+            told[-1] = f"{after[over - 1]:.1f} after call {over} with {run['name']}"
     if case.values["kind"] == "calls":
         passed = passed and held[-1] - held[0] <= SMALL
     return Finding("memory held", passed, wanted, ", ".join(told), "holds")

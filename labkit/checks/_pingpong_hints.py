@@ -27,8 +27,8 @@ HINTS = {
     "skip-source": "Who is the last reader of the block's input? Is it done when you write there?",
     "input-changed": "The caller still needs its input. Which of your writes can land in memory that you did not make?",
     "widest": (
-        "A layer needs more room than its buffer has, and a buffer that grows or is replaced is a new one. Which "
-        "activation is the widest, and when do you know it?"
+        "A layer needs more room than its buffer has. Which activation is the widest, when do you know it, and what "
+        "does torch do with an output that does not fit?"
     ),
     "shape": "A buffer may be wider than a layer's output. Which part of it is the result?",
     "dtype": "Which number format do your buffers have, and which does the input have?",
@@ -82,8 +82,8 @@ HINTS = {
     ),
     "reshaped": "A full batch, a smaller one, a full one: which of your buffers survived the smaller one?",
     "holds": (
-        "Between calls more stays alive than two activations of the largest batch. Which attributes hold tensors after "
-        "batches of several sizes, and how large is each?"
+        "Between calls more stays alive than two buffers for each batch size so far. Which attributes hold tensors, "
+        "and how large is each?"
     ),
     "out-ignored": "The caller looks into its own `out`. Which of your lines writes there?",
     "late-reader": (

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.checks._core import Case, Observation
-from labkit.checks._pingpong_cases import SCRIPT
+from labkit.checks._pingpong_cases import SCRIPT, limit_of
 from labkit.checks._pingpong_judge import allocated_bytes, unit_bytes
 
 if TYPE_CHECKING:
@@ -99,13 +99,14 @@ def _calls(case: Case, seen: Observation) -> "Figure":
     left.legend(loc="upper right", fontsize=7.5)
     held = [call["held"] / unit for call in facts["calls"]]
     right.plot(calls, held, "o-", color=_BUFFER, lw=1.8, ms=4)
-    right.axhline(2, color=_LIMIT, ls=(0, (5, 3)), lw=1)
-    right.set(xlabel="after call", ylabel="activations held", ylim=(0, max(2.5, *held) * 1.15), title="Held between calls")
+    limits = [limit_of(run, call) for call in calls]
+    right.step(calls, limits, where="mid", color=_LIMIT, ls=(0, (5, 3)), lw=1)
+    right.set(xlabel="after call", ylabel="activations held", ylim=(0, max(*limits, *held) * 1.15), title="Held between calls")
     later = sum(made[i] for i in range(len(made)) if not may[i])
     picture.alt = (
         f"{run['name']}: constructor and first call made {made[0] + made[1]:.1f} activations, "
         f"all calls that must make nothing {later:.1f}; "
-        f"held between calls: at most {max(held):.1f} (two buffers are 2.0)."
+        f"held between calls: at most {max(held):.1f} (two buffers are 2.0, a pair per batch size {limits[-1]:.1f})."
     )
     picture.set_label(picture.alt)
     return picture

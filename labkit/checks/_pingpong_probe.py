@@ -82,6 +82,7 @@ def facts_of(trail: Trail, y: Any, resized: list[str]) -> dict[str, Any]:
     return {
         "storages": trail.storages,
         "products": trail.products[:400],
+        "alive": trail.alive,
         "layers_seen": trail.layers_seen,
         "clobbered": trail.clobbered[:8],
         "replaced": trail.replaced,

@@ -48,6 +48,7 @@ class Trail(TorchDispatchMode):
     storages : [{"bytes", "op", "born", "layer", "grew"}] in order of appearance; `layer` is the number of layers whose product had
                run. A storage that grows gets a new row, since its memory is another; `grew` is its row before
     products : [{"layer", "op", "place", "storage", "fresh", "pass"}] in order; a place is a storage and an offset in it
+    alive    : the most bytes of storages that were alive when a product had run
     clobbered: layers whose product read an operand after it was written over in the same layer
     replaced : layers whose input was replaced by other numbers (not added to) before the next layer's product was done
     copies   : how often a whole tensor was copied into memory that is not watched
@@ -60,6 +61,7 @@ class Trail(TorchDispatchMode):
         self.clobbered: list[int] = []
         self.replaced: list[int] = []
         self.copies = 0
+        self.alive = 0
         self._layer_of: dict[int, int] = {}  # address of a weight -> layer
         self._known: dict[int, int] = {}  # storage -> its row, or -1 for a watched one
         self._places: dict[tuple[int, int], int] = {}
@@ -145,6 +147,8 @@ class Trail(TorchDispatchMode):
             self.copies += name == "copy_" and self.row_of(targets[0]) != -1
             return
         self._reached = max(self._reached, layer + 1)
+        # Not in between: a buffer that is outgrown lives until the larger one has taken its name.
+        self.alive = max(self.alive, sum(self.storages[row]["bytes"] for row in self._known.values() if row >= 0))
         read = [_span(tensor) for tensor, number in zip(factors, layers, strict=True) if number is None]
         if layer not in self.clobbered and any(_meet(a, b) for a in read for b in self._spans):
             self.clobbered.append(layer)

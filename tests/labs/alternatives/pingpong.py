@@ -336,6 +336,66 @@ def divide_and_conquer(layers, x):
         return run(layers, x.detach()).clone() if len(layers) else x.detach().clone()
 
 
+@right("grown by out= from resize_(0)", check="pingpong.forward")
+@torch.no_grad()
+def grown_by_out(layers, x):
+    a, b = x.new_empty(0), x.new_empty(0)
+    h = x.detach()
+    for layer in layers:
+        a = torch.addmm(layer.bias, h, layer.weight.t(), out=a.resize_(0))
+        h = a.relu_()
+        a, b = b, a
+    return h
+
+
+@right("buffers that grow on demand", check="pingpong.forward")
+@torch.no_grad()
+def grown_on_demand(layers, x):
+    buffers, h = [x.new_empty(0), x.new_empty(0)], x
+    for i, layer in enumerate(layers):
+        need = len(x) * layer.out_features
+        if buffers[i % 2].numel() < need:
+            buffers[i % 2] = x.new_empty(need)
+        out = buffers[i % 2][:need].view(len(x), layer.out_features)
+        h = torch.addmm(layer.bias, h, layer.weight.t(), out=out).relu_()
+    return h
+
+
+@right("larger buffers by resize_ of new ones, x copied in", check="pingpong.forward")
+@torch.no_grad()
+def larger_by_resize(layers, x):
+    def room(buffer, shape):
+        need = shape[0] * shape[1]
+        if buffer.numel() < need:
+            buffer = x.new_empty(0).resize_(need)
+        return buffer, buffer[:need].view(shape)
+
+    read, h = room(x.new_empty(0), x.shape)
+    write = x.new_empty(0)
+    h.copy_(x)
+    for layer in layers:
+        write, out = room(write, (len(x), layer.out_features))
+        torch.addmm(layer.bias, h, layer.weight.t(), out=out).relu_()
+        h, read, write = out, write, read
+    return h
+
+
+_lazy = {}
+
+
+@right("a pair by shape and dtype, kept in a global", check="pingpong.forward")
+@torch.no_grad()
+def pair_by_shape(layers, x):
+    key = (len(x), widest(layers, x), x.dtype)
+    if key not in _lazy:
+        _lazy[key] = [x.new_empty(key[:2]) for _ in range(2)]
+    h = x
+    for i, layer in enumerate(layers):
+        out = _lazy[key][i % 2][:, : layer.out_features]
+        h = torch.addmm(layer.bias, h, layer.weight.t(), out=out).relu_()
+    return h
+
+
 # -- residual_forward --
 
 
@@ -447,6 +507,48 @@ def batches_of_one(blocks, x):
         h.baddbmm_(stream, block.up.weight.t()[None]).clamp_min_(0)
         stream.add_(block.down.bias).baddbmm_(h, block.down.weight.t()[None])
     return stream[0]
+
+
+@right("a hidden buffer that grows on demand", check="pingpong.residual")
+@torch.no_grad()
+def hidden_grows(blocks, x):
+    stream, hidden = x.clone(), x.new_empty(0)
+    for block in blocks:
+        need = len(x) * block.up.out_features
+        if hidden.numel() < need:
+            hidden = x.new_empty(need)
+        h = torch.addmm(block.up.bias, stream, block.up.weight.t(), out=hidden[:need].view(len(x), -1)).relu_()
+        stream.addmm_(h, block.down.weight.t()).add_(block.down.bias)
+    return stream
+
+
+@right("three in turn that grow on demand", check="pingpong.residual")
+@torch.no_grad()
+def three_grow(blocks, x):
+    buffers, turn = [x.new_empty(0) for _ in range(3)], itertools.cycle(range(3))
+
+    def take(columns):
+        need, i = len(x) * columns, next(turn)
+        if buffers[i].numel() < need:
+            buffers[i] = x.new_empty(need)
+        return buffers[i][:need].view(len(x), columns)
+
+    h = x
+    for block in blocks:
+        hidden, out = take(block.up.out_features), take(x.shape[1])
+        torch.addmm(block.up.bias, h, block.up.weight.t(), out=hidden).relu_()
+        h = torch.addmm(block.down.bias, hidden, block.down.weight.t(), out=out).add_(h)
+    return h
+
+
+@right("hidden grown by out= from resize_(0)", check="pingpong.residual")
+@torch.no_grad()
+def hidden_by_out(blocks, x):
+    stream, hidden = x.clone(), x.new_empty(0)
+    for block in blocks:
+        torch.addmm(block.up.bias, stream, block.up.weight.t(), out=hidden.resize_(0)).relu_()
+        stream.addmm_(hidden, block.down.weight.t()).add_(block.down.bias)
+    return stream
 
 
 # -- PingPong --
@@ -634,4 +736,46 @@ class BothEnds:
             n = len(x) * layer.out_features
             at = 0 if i % 2 == 0 else total - n
             h = torch.addmm(layer.bias, h, layer.weight.t(), out=self.arena[at : at + n].view(len(x), -1)).relu_()
+        return h if out is None else out.copy_(h)
+
+
+@right("a pair for every batch size and dtype, all kept", check="pingpong.persistent")
+class PairPerSize:
+    def __init__(self, layers, max_batch):
+        self.layers, self.pairs = layers, {}
+        self.wide = max(layer.out_features for layer in layers)
+
+    @property
+    def buffer_bytes(self):
+        return sum(buffer.nbytes for pair in self.pairs.values() for buffer in pair)
+
+    @torch.no_grad()
+    def __call__(self, x, out=None):
+        key = (len(x), x.dtype)
+        if key not in self.pairs:
+            self.pairs[key] = [x.new_empty(len(x), self.wide) for _ in range(2)]
+        h = x
+        for i, layer in enumerate(self.layers):
+            h = torch.addmm(layer.bias, h, layer.weight.t(), out=self.pairs[key][i % 2][:, : layer.out_features]).relu_()
+        return h if out is None else out.copy_(h)
+
+
+@right("two buffers that grow layer by layer and call by call", check="pingpong.persistent")
+class GrowsByLayer:
+    def __init__(self, layers, max_batch):
+        self.layers = layers
+        self.buffers = [layers[0].weight.detach().new_empty(0) for _ in range(2)]
+
+    def buffer_bytes(self):
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    @torch.no_grad()
+    def __call__(self, x, out=None):
+        h = x
+        for i, layer in enumerate(self.layers):
+            need = len(x) * layer.out_features
+            if self.buffers[i % 2].numel() < need:
+                self.buffers[i % 2] = x.new_empty(need)
+            part = self.buffers[i % 2][:need].view(len(x), layer.out_features)
+            h = torch.addmm(layer.bias, h, layer.weight.t(), out=part).relu_()
         return h if out is None else out.copy_(h)
