@@ -3,7 +3,7 @@
 # ---
 
 # %% [markdown]
-# # 01 Two buffers for any depth
+# # 01 · Two buffers for any depth
 #
 # *about 75 minutes · difficulty 2 of 5 · 20 points · any machine, no card needed*
 #
@@ -127,8 +127,8 @@ print(f"inference mode: the run's own peak is {loop.peak('forward', born=True) /
 # again. Two buffers are enough: one is read while the other is written, then they change roles, like the ball in
 # ping-pong.
 #
-# Real networks are wider here and narrower there, so layers differ in width. A buffer must have room for any output
-# that it will ever hold; a layer uses the part it needs.
+# Real networks are wider here and narrower there, so layers differ in width. A buffer needs room for any output that
+# it is to hold; a layer uses the part it needs.
 #
 # **Predict first.** For the 64 layers above, how many tensors of activation size does one call create: the loop in
 # inference mode, and yours?
@@ -151,11 +151,11 @@ def pingpong_forward(layers, x):
     Returns (batch, layers[-1].out_features), without a graph: a part of one of your buffers,
     or a copy. Without layers: x or a copy of it.
 
-    A call creates at most two tensors of activation size, together at most twice the widest
-    activation (the input counts as one), and one more for the result if you like. A buffer that
-    grows counts as a new one. Scratch much smaller than that is free, unless it adds up from layer
-    to layer: pieces of an activation are one. Each layer runs once, whole or row by row, in torch,
-    on the weights as they are. About 10 lines.
+    At most two buffers, each no larger than the widest activation (x counts), and one more for the
+    result if you like. A buffer may grow, or give way to a larger one, when a wider layer comes,
+    as long as torch does not have to do it for you with a warning. Scratch much smaller than that is free,
+    unless it adds up from layer to layer: pieces of an activation are one. Each layer runs once,
+    whole or row by row, in torch, on the weights as they are. About 10 lines.
     """
     ### BEGIN SOLUTION
     rows = x.shape[0]
@@ -195,11 +195,15 @@ exam("pingpong.forward", pingpong_forward, points=2)
 yours = record(pingpong_forward, layers, x)
 print(f"tensors created by the loop: {created(loop)} (you said {predicted_loop})")
 print(f"tensors created by yours: {created(yours)} (you said {predicted_yours})")
-runs = {"plain": plain, "inference mode": loop, "two buffers": yours}
+plain_again = record(plain_forward, layers, x)  # warm and not drawn live, as the other two
+runs = {"plain": plain_again, "inference mode": loop, "two buffers": yours}
 compare_memory(runs, baseline="plain", born=True, title="64 layers, without weights and input")
 
 # %% [markdown]
-# The same run, layer by layer. Move the slider: R is the buffer that a layer reads, W the one that it writes. The
+# Why 128 for 64 layers? Each line of the loop makes two activations: `layer(x)` returns a new tensor, and `torch.relu`
+# another one.
+#
+# Now your run, layer by layer. Move the slider: R is the buffer that a layer reads, W the one that it writes. The
 # network here has mixed widths; look at how much of a buffer each layer leaves unused.
 #
 # Then run it with `inference_loop` in place of `pingpong_forward`, and compare the number of rows.
@@ -242,9 +246,8 @@ def residual_forward(blocks, x):
              It may be a strided view, and it may require grad.
     Returns (batch, width), without a graph: one of your buffers, or a copy. Without blocks: x or a copy.
 
-    A call creates at most three tensors of activation size, together at most three times the
-    widest activation, and one more for the result if you like; growing, scratch and layers count
-    as in 1.1. About 10 lines.
+    At most three buffers, each no larger than the widest activation (x counts), and one more for
+    the result if you like; growing, scratch and layers count as in 1.1. About 10 lines.
     """
     ### BEGIN SOLUTION
     rows = x.shape[0]
@@ -329,8 +332,9 @@ class PingPong:
     may fill the same tensor with new numbers for the next call. Neither x nor mine is ever lent memory.
     The result has no graph. The weights may change between calls, so you hold no copies of them, nor
     of results. The constructor and the first call of a batch size may allocate; every other call
-    creates nothing of activation size. Between calls you hold at most twice the widest activation of
-    max_batch rows, whatever batch sizes have come. About 15 lines.
+    creates nothing of activation size. Between calls you hold at most two buffers, each no larger than
+    the widest activation of max_batch rows, or at most such a pair per batch size that has come, each
+    for its own number of rows. About 15 lines.
     """
 
     def __init__(self, layers, max_batch):
