@@ -38,7 +38,7 @@ def test_nothing_earns_nothing(item: corpus.Wrong) -> None:
     assert corpus.examine(item.candidate, item.check).points == 0
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", [name for name in CHECKS if name != "pingpong.persistent"])  # its layers are those of the first
 def test_cases_are_well_scaled(name: str, seed: int) -> None:
     """Outputs neither vanish nor explode, so a relative tolerance means something; the judge's network is torch's own."""
