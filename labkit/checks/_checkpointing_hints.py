@@ -28,7 +28,7 @@ HINTS = {
     "calls": "Count the runs of layer 0 in one step. Which of them could reuse what another one computed?",
     "calls-outputs": "fn returned several tensors. How often does it run in your backward, and how often would do for all of them?",
     "remainder": "Write down your segment lengths for 9 layers in 5 segments, and for 10 in 4. Which length decides the peak?",
-    "count": "Is `segments` the number of segments or the length of one? Write down your lengths for 64 layers in 8 segments.",
+    "count": "Write down your segment lengths for 64 layers in 8 segments. Is `segments` the number of segments, or the length of one?",
     "skipped": "For 10 layers in 4 segments, which layers does your last segment hold?",
     "random-replay": "Does the second run of a dropout layer draw the same mask as the first? What decides the numbers it draws?",
     "random-when": "At which instant must the snapshot of the random state be taken, so that replaying it gives the same numbers?",
