@@ -33,10 +33,7 @@ def judge(candidate: Any, check: Check = TOY, **options: Any) -> Verdict:
 def test_right_answer_gets_full_points_and_one_quiet_line() -> None:
     verdict = judge(lambda x: x + x, strict=True)
     assert (verdict.status, verdict.points, repr(verdict), float(verdict)) == ("pass", 4, "4", 4.0)
-    assert (
-        verdict.as_text().splitlines() == ["toy.double" + " " * 58 + "4 of 4 points · 1 tensor made"[-32:]]
-        or "1 tensor made" in verdict.as_text()
-    )
+    assert verdict.as_text().startswith("toy.double ") and verdict.as_text().endswith(" 4 of 4 points · 1 tensor made")
     assert len(verdict.as_text().splitlines()) == 1
 
 
