@@ -14,8 +14,10 @@ def expected_parameters(config: GPTConfig) -> int:
     blocks = config.layers * (12 * width * width + 13 * width)
     return config.vocab * width * (1 if config.tied else 2) + config.context * width + blocks + 2 * width
 
+SMALL = [GPTConfig(), GPTConfig(tied=False, layers=2), GPTConfig(vocab=11, context=7, layers=1, heads=3, width=12)]
 
-@pytest.mark.parametrize("config", [GPTConfig(), GPTConfig(tied=False, layers=2), GPTConfig(vocab=11, context=7, layers=1, heads=3, width=12)])
+
+@pytest.mark.parametrize("config", SMALL)
 def test_parameter_count(config: GPTConfig) -> None:
     assert sum(parameter.numel() for parameter in GPT(config).parameters()) == expected_parameters(config)
 
