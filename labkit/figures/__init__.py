@@ -14,6 +14,8 @@ _HOMES = {
     "u_curve": "labkit.figures.curves",
     "u_curve_and_memory": "labkit.figures.curves",
     "buffer_steps": "labkit.figures.buffers",
+    "lines": "labkit.figures.plots",
+    "stacked_bars": "labkit.figures.plots",
 }
 __all__ = sorted(_HOMES)
 
