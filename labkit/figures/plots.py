@@ -12,6 +12,7 @@ from labkit.figures.colours import BASELINE, COLOURS, LINES, STACK
 from labkit.figures.picture import INK, Picture, new_picture, quiet_legend, styled
 
 _BESIDE_CATEGORIES = ("#cc79a7", "#f0e442", "#8c6bb1", "#5b8e96")  # for parts of other names in the same bar
+_ON_WHITE = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))  # told apart without colours, too
 
 
@@ -47,8 +48,7 @@ def lines(
         axes.axvline(place, color=BASELINE, ls=":", lw=1.2)
         axes.annotate(label, (place, 1), (3, -2), xycoords=("data", "axes fraction"), textcoords="offset points", va="top", fontsize=8)
     axes.set(xlabel=x, ylabel=y)
-    axes.set_title(title, pad=24)
-    quiet_legend(axes, ncols=4)
+    _head(axes, title, list(series))
     told = [f"{name}: {_curve_in_words(xs, ys)}" for name, (xs, ys) in series.items()]
     told += [f"{label} at {place:.4g}" for label, place in {**(limits or {}), **(marks or {})}.items()]
     picture.alt = f"{title}. {y} against {x}. " + "; ".join(told) + "."
@@ -76,16 +76,22 @@ def stacked_bars(
         floor = {label: floor[label] + height for label, height in zip(floor, heights, strict=True)}
     top = max([*floor.values(), *(limits or {}).values(), 0.0]) or 1.0
     for place, total in enumerate(floor.values()):
-        axes.text(place, total + 0.01 * top, f"{total:.3g}", ha="center", va="bottom", weight="bold", fontsize=8.5)
+        axes.text(place, total + 0.01 * top, f"{total:.3g}", ha="center", va="bottom", weight="bold", fontsize=8.5, bbox=_ON_WHITE, zorder=4)
     _lines_across(axes, limits or {})
     axes.set(ylabel=y, ylim=(0, 1.12 * top))
-    axes.set_title(title, pad=24)
-    quiet_legend(axes, ncols=4)
+    _head(axes, title, order)
     told = [f"{label}: " + ", ".join(f"{part} {height:.3g}" for part, height in parts.items()) + f", in all {floor[label]:.3g}"
             for label, parts in bars.items()]  # fmt: skip
     told += [f"{label} at {height:.4g}" for label, height in (limits or {}).items()]
     picture.alt = f"{title}. {y}. " + "; ".join(told) + "."
     return picture
+
+
+def _head(axes: Axes, title: str, names: Sequence[str]) -> None:
+    """The title above a legend of as many rows as its names need."""
+    columns = max(1, min(len(names), 80 // (4 + max(map(len, names), default=1))))
+    axes.set_title(title, pad=10 + 14 * math.ceil(len(names) / columns))
+    quiet_legend(axes, ncols=columns)
 
 
 def _lines_across(axes: Axes, limits: Mapping[str, float]) -> None:
