@@ -76,7 +76,8 @@ def stacked_bars(
         floor = {label: floor[label] + height for label, height in zip(floor, heights, strict=True)}
     top = max([*floor.values(), *(limits or {}).values(), 0.0]) or 1.0
     for place, total in enumerate(floor.values()):
-        axes.text(place, total + 0.01 * top, f"{total:.3g}", ha="center", va="bottom", weight="bold", fontsize=8.5, bbox=_ON_WHITE, zorder=4)
+        style = {"ha": "center", "va": "bottom", "weight": "bold", "fontsize": 8.5, "bbox": _ON_WHITE, "zorder": 4}
+        axes.text(place, total + 0.01 * top, f"{total:.3g}", **style)
     _lines_across(axes, limits or {})
     axes.set(ylabel=y, ylim=(0, 1.12 * top))
     _head(axes, title, order)
