@@ -1,6 +1,7 @@
 """Collectives and messages, read from the c10d operators that pass through the dispatcher."""
 
 import sys
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -56,6 +57,7 @@ def note_collective(log, facts, args, kwargs, out, code, start: float, end: floa
     size = group.size() if group is not None else 0
     root = given.get("root_rank", given.get("src"))
     payload = 0 if kind in ("barrier", "wait") else max(_bytes(v) for v in (*given.values(), out))
+    log.sent(_tensors(given.values()))
     sent, received = traffic(kind, payload, size, group is not None and root == group.rank())
     peer = given.get("dst", given.get("src")) if kind in ("send", "recv") else root
     asynchronous = bool(given.get("async_op", given.get("asyncOp", True)))
@@ -74,6 +76,14 @@ def note_message(log, kind: str, op: str, code: int, start: float, end: float, *
         {"kind": kind, "op": op, "code": code, "start_s": start, "end_s": end, "event": log.event_count(),
          "op_index": log.op_count() - 1, **fields}
     )  # fmt: skip
+
+
+def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _bytes(value: object) -> int:

@@ -6,8 +6,9 @@ may copy them at any time without a lock of ours.
 """
 
 import weakref
+from collections.abc import Iterable
 from itertools import count
-from time import perf_counter
+from time import perf_counter, sleep
 
 import torch
 
@@ -17,6 +18,7 @@ from ._ops import OpTable
 from .infos import human_bytes
 
 _pack_event = EVENT.pack
+_LET_GO_S = 0.1  # a backend's thread that is given no time for longer than this is not waited for
 
 
 class Live(weakref.ref):
@@ -49,6 +51,8 @@ class Log:
         self.cycles = 0
         self.refusals: list[dict] = []
         self.messages: list[dict] = []
+        self._sent: list[Live] = []  # storages of collectives since `settle` was last called
+        self._stayed: set[int] = set()  # numbers of those that somebody keeps for longer
         self.samples: list[dict] = []
         self.sampler = None
         self.module_numbers: dict[int, int] = {}  # id of a watched module -> its number
@@ -133,6 +137,24 @@ class Log:
         """Note a storage made in Python, as `copy.deepcopy` and `torch.load` do."""
         if self.active and id(storage) not in self.live:
             self.birth(storage, self.context, cat.OTHER)
+
+    def sent(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that a collective or message had these tensors."""
+        found = (self.live.get(id(tensor.untyped_storage())) for tensor in tensors)
+        self._sent += [live for live in found if live is not None and live.category in (cat.ACTIVATIONS, cat.OTHER)]
+
+    def settle(self) -> None:
+        """Wait until the backend has let go of what it sent.
+
+        gloo's own threads hold a collective's tensors for a moment after `wait()` has returned, which would make the bytes
+        at a mark depend on the scheduler. What is still alive after that moment is kept by the program, and never waited
+        for again.
+        """
+        sent, self._sent = {live.sid: live for live in self._sent if live.sid not in self._stayed}, []
+        end = perf_counter() + _LET_GO_S
+        while (alive := {sid for sid, live in sent.items() if self.live.get(live.key) is live}) and perf_counter() < end:
+            sleep(0.0005)
+        self._stayed |= alive
 
     def seen(self, tensor: torch.Tensor, category: int, name: str) -> None:
         """Give a tensor's storage a category and a name, which count for its whole life; note it first if unknown."""

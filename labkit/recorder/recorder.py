@@ -95,6 +95,7 @@ class Recorder:
         """Give what is watched its categories now; collect garbage first if asked to."""
         if collect:
             gc.collect()
+            self.log.settle()
             if self.log.sampler is not None:
                 self.log.sampler.sample()
         now = len(self.log.ops), len(self.log.events)

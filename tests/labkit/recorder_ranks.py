@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import sys
 import tempfile
+import threading
+import time
 
 import torch
 import torch.distributed as dist
@@ -106,10 +108,33 @@ def fsdp(rank: int) -> dict:
     }  # fmt: skip
 
 
+def late(rank: int) -> dict:
+    """A thread that holds what was sent for a moment longer, as gloo's do, and a list that keeps it."""
+    kept, let_go = [], threading.Event()
+
+    def hold(tensor: torch.Tensor) -> None:
+        let_go.wait()
+        time.sleep(0.02)
+        del tensor
+
+    with Recorder() as rec:
+        short = torch.ones(1000)
+        kept.append(torch.ones(10))
+        thread = threading.Thread(target=hold, args=(short,))
+        thread.start()
+        dist.all_reduce(short)
+        dist.all_reduce(kept[0])
+        del short
+        let_go.set()
+        after = rec.mark("after")
+    thread.join()
+    return {"after": after}
+
+
 def run(rank: int, file: str, queue) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    queue.put((rank, {"messages": messages(rank), "ddp": ddp(rank), "fsdp": fsdp(rank)}))
+    queue.put((rank, {"messages": messages(rank), "ddp": ddp(rank), "fsdp": fsdp(rank), "late": late(rank)}))
     queue.close()
     queue.join_thread()
     dist.destroy_process_group()

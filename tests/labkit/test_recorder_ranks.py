@@ -67,3 +67,8 @@ def test_fsdp_frees_what_it_gathers(ranks):
         assert seen["kinds"]["all_gather"]["count"] == 2 * LAYERS
         assert seen["kinds"]["reduce_scatter"] == {"count": LAYERS, "bytes_sent": shards, "bytes_received": shards}
         assert seen["recomputed"] == []
+
+
+def test_a_mark_waits_until_what_was_sent_is_let_go(ranks):
+    for rank in ranks:
+        assert rank["late"]["after"] == 40  # the ten numbers that the program keeps; the thousand that a thread held are gone
