@@ -13,13 +13,14 @@ JUPYTER = {"IPython", "ipywidgets", "anywidget", "matplotlib", "nbformat", "nbcl
 ALLOWED = {
     "recorder": {"recorder"},
     "ranks": {"ranks", "recorder"},
-    "checks": {"checks", "ranks", "recorder", "models", "gpt", "data", "paper"},
+    "checks": {"checks", "ranks", "recorder", "models", "gpt", "resnets", "data", "paper"},
     "figures": {"figures", "recorder"},
     "widgets": {"widgets", "figures", "recorder"},
     "models": {"models"},
     "gpt": {"gpt"},
     "data": {"data"},
-    "paper": {"paper", "recorder", "models", "gpt"},
+    "resnets": {"resnets"},
+    "paper": {"paper", "recorder", "models", "gpt", "resnets"},
 }
 
 
@@ -53,7 +54,7 @@ def test_layers(path: Path) -> None:
     for module, top in _imports(path):
         root = module.split(".")[0]
         assert root not in ("nbgrader", "jupytext", "autograder"), f"{path.name} imports {module}"
-        if top and part in ("recorder", "ranks", "checks", "models", "gpt", "data", "paper"):
+        if top and part in ("recorder", "ranks", "checks", "models", "gpt", "resnets", "data", "paper"):
             assert root not in JUPYTER, f"{path.name} needs {module} before anybody asked for a picture"
         if top and root == "labkit" and part in ALLOWED and module.count("."):
             assert module.split(".")[1] in ALLOWED[part], f"{path.name} imports {module}"
