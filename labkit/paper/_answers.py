@@ -45,6 +45,8 @@ class Answers(TorchDispatchMode):
             return func(*args, **kwargs)
         number = rule(*(_number(arg) for arg in args))
         out = func(*args, **kwargs)
+        if func.overloadpacket is aten.sum:
+            number = number * args[0].numel() // max(out.numel(), 1)
         if isinstance(out, FakeTensor) and (number or hasattr(out, "_paper_number")):
             out._paper_number = number
         return out
@@ -97,10 +99,11 @@ _RULES = {
     aten.eq: operator.eq, aten.ne: operator.ne, aten.lt: operator.lt, aten.le: operator.le, aten.gt: operator.gt,
     aten.ge: operator.ge, aten.isclose: lambda *args: True,
     aten.logical_not: operator.not_, aten.bitwise_not: operator.not_,
-    aten.all: _first, aten.any: _first, aten._to_copy: _first, aten.clone: _first, aten.detach: _first, aten.view: _first,
-    aten.select: _first, aten.unsqueeze: _first, aten.squeeze: _first,
     aten.stack: lambda parts, *dim: all(parts), aten.cat: lambda parts, *dim: all(parts),
+    aten.full: lambda size, value: value, aten.ones: lambda size: 1,
 }  # fmt: skip
+for _same in "all any min max amin amax mean prod sum _to_copy clone detach view select unsqueeze squeeze".split():
+    _RULES[getattr(aten, _same)] = _first
 for _name, _rule in {"and": lambda a, b: a and b, "or": lambda a, b: a or b, "xor": lambda a, b: bool(a) != bool(b)}.items():
     for _kind in ("logical", "bitwise"):
         _RULES[getattr(aten, f"{_kind}_{_name}")] = _RULES[getattr(aten, f"{_kind}_{_name}_")] = _rule
