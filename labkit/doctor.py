@@ -8,6 +8,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from labkit.say import say
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -179,9 +181,10 @@ def main() -> int:
     width = max(len(finding.what) for finding in found)
     for finding in found:
         mark = {"ok": "ok     ", "info": "-      ", "missing": "MISSING"}[finding.state]
-        print(f"{mark}  {finding.what:<{width}}  {finding.told}")
+        say(f"{mark}  {finding.what:<{width}}  {finding.told}", 11 + width)
         if finding.advice:
-            print(f"{'':9}{'':{width}}  -> {finding.advice}")
+            say(f"{'':9}{'':{width}}  -> {finding.advice}", 14 + width)
     missing = [finding.what for finding in found if finding.state == "missing"]
-    print("\nThis machine runs every lab." if not missing else f"\nTo mend before you start: {', '.join(missing)}.")
+    print()
+    say("This machine runs every lab." if not missing else f"To mend before you start: {', '.join(missing)}.")
     return 1 if missing else 0

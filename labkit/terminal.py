@@ -13,6 +13,8 @@ import nbformat
 
 from labkit.checks._verdict import MIME, Outcome, Verdict, verdict_text
 from labkit.manifests import Cell, Manifest, lab_number, load_manifests
+from labkit.say import say
+from labkit.say import width as say_width
 
 CELL_SECONDS = 300
 
@@ -55,10 +57,6 @@ def _verdicts(cell: nbformat.NotebookNode) -> Iterator[Verdict]:
             yield verdict
 
 
-def _width() -> int:
-    return max(40, shutil.get_terminal_size((100, 24)).columns)
-
-
 def check_notebook(path: Path) -> int:
     """Run every cell of the notebook in a kernel of its own (the file stays as it is) and print each verdict as it comes.
 
@@ -75,7 +73,7 @@ def check_notebook(path: Path) -> int:
         return 2
     total = [0.0, 0.0, True]
     broken: list[str] = []
-    width = _width()
+    width = say_width() or 100
     parts = _parts(notebook)
 
     def tell(cell: nbformat.NotebookNode, cell_index: int, **_: Any) -> None:
@@ -169,22 +167,22 @@ def status(folder: Path) -> int:
         found = _find(manifest, folder)
         if len(found) != 1:
             told = f"no notebook below {folder}" if not found else _several(manifest, found)
-            print(f"{manifest.lab}  {manifest.title}: {told}")
+            say(f"{manifest.lab}  {manifest.title}: {told}", 4)
             continue
         path = found[0]
         try:
             cells = {_grade_id(cell): cell for cell in read_notebook(path).cells}
         except NotebookError as error:
-            print(f"{manifest.lab}  {manifest.title}: {error}")
+            say(f"{manifest.lab}  {manifest.title}: {error}", 4)
             continue
         told = {check.grade_id: next(_verdicts(cells[check.grade_id]), None) if check.grade_id in cells else None for check in checks}
         points = sum(min(verdict.points, verdict.max_points) for verdict in told.values() if verdict)
-        print(f"{manifest.lab}  {manifest.title}: {points:g} of {most:g} points  ({path})")
+        say(f"{manifest.lab}  {manifest.title}: {points:g} of {most:g} points  ({path})", 4)
         for check in checks:
             verdict = told[check.grade_id]
             state = f"{verdict.status}, {verdict.points:g} of {check.points:g}" if verdict else "not run yet"
-            print(f"      {check.exercise:<5} {check.grade_id}: {state}")
-    print("Hidden cases and written answers are graded after hand-in.")
+            say(f"      {check.exercise:<5} {check.grade_id}: {state}", 12)
+    say("Hidden cases and written answers are graded after hand-in.")
     return 0
 
 
