@@ -16,6 +16,8 @@ _HOMES = {
     "buffer_steps": "labkit.figures.buffers",
     "lines": "labkit.figures.plots",
     "stacked_bars": "labkit.figures.plots",
+    "value_histogram": "labkit.figures.number_formats",
+    "staircase": "labkit.figures.number_formats",
 }
 __all__ = sorted(_HOMES)
 
