@@ -16,6 +16,8 @@ _HOMES = {
     "buffer_steps": "labkit.figures.buffers",
     "lines": "labkit.figures.plots",
     "stacked_bars": "labkit.figures.plots",
+    "step_weights": "labkit.figures.accumulation",
+    "pieces_and_memory": "labkit.figures.accumulation",
     "value_histogram": "labkit.figures.number_formats",
     "staircase": "labkit.figures.number_formats",
 }
