@@ -19,8 +19,8 @@ Where code asks for a number, every unknown one counts as 0: `loss.item()` is 0.
 What cannot run at all (`tensor.numpy()`, `x[mask]`, whose shape depends on numbers) raises `PaperScaleError`, which names the
 line. That costs no points: a notebook's paper-scale cell is given code without a check, and prints the error as above.
 
-Make models and data inside. A real tensor from outside works as an input; operators of real tensors alone run for real, and a
-real tensor that meets a fake one stays as it is, without the gradient.
+Make models and data inside; a later block can go on with them. A real tensor from outside works as an input: operators of
+real tensors alone run for real, and where it meets a fake one it stays as it is, and gets no gradient.
 """
 
 from collections.abc import Iterator
@@ -34,6 +34,7 @@ from ._patches import patches
 
 __all__ = ["PaperScaleError", "paper_scale"]
 
+_fakes = FakeTensorMode(allow_non_fake_inputs=True)  # one for all blocks: what one block made, the next can use
 _active: list[Answers] = []
 
 
@@ -56,7 +57,7 @@ def paper_scale(ranks: int = 1, rank: int = 0) -> Iterator[None]:
             stack.callback(_active.clear)
             stack.callback(answers.take_back)
             patches(stack)
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(_fakes)
             stack.enter_context(answers)
         try:
             yield
