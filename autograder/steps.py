@@ -64,6 +64,16 @@ class SaveScores(SaveAutoGrades):
         self.gradebook.db.commit()
 
 
+# nbgrader's template is made for wide screens: on a telephone pictures shrink, and code and tables scroll in their own boxes.
+NARROW = """<style>
+img { max-width: 100%; height: auto; }
+.highlight, pre, .output_area, .rendered_html { overflow-x: auto; max-width: 100%; }
+.cell, .inner_cell, .output { min-width: 0; }
+#notebook-container { width: auto !important; }
+</style>
+"""
+
+
 class ShowFeedback(NbGraderPreprocessor):
     """For the learner's page: a table of all scores at the top, no hidden test's source, no traceback through one."""
 
@@ -80,7 +90,7 @@ class ShowFeedback(NbGraderPreprocessor):
                 for output in cell.outputs:
                     if output.output_type == "error":
                         output.traceback = [f"{output.ename}: {output.evalue}"]
-        nb.cells.insert(0, new_markdown_cell(source=score_table(nb), id="labkit-scores"))
+        nb.cells.insert(0, new_markdown_cell(source=NARROW + score_table(nb), id="labkit-scores"))
         return nb, resources
 
 
