@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from autograder.project import Project
 
 if TYPE_CHECKING:
+    from autograder.course import Course
     from autograder.grade import Outcome
 
 
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     grade.add_argument("--jobs", type=int, default=1, metavar="N", help="notebooks at once (default: 1)")
     grade.add_argument(
-        "--demo", action="store_true", help="grade three made-up submissions: untouched, half done, solved"
+        "--demo", action="store_true", help="grade three made-up submissions of LAB, or of every lab: untouched, half done, solved"
     )
     for command in (course, grade):
         command.add_argument(
@@ -88,43 +89,63 @@ def _course(project: Project, options: argparse.Namespace) -> int:
 
 
 def _grade(project: Project, options: argparse.Namespace) -> int:
-    from autograder import demo, gradebook
-    from autograder.course import lay_out
-    from autograder.engine import KernelExecutor
-    from autograder.export import csv_path
-    from autograder.grade import grade
     from autograder.intake import students_in
-    from autograder.judge import VerdictJudge
 
-    if not options.lab and not options.demo:
+    if options.demo:
+        labs = [project.lab_name(options.lab)] if options.lab else _every_lab(project)
+        graded = [_grade_demo(project, options, lab) for lab in labs]
+        return 0 if all(graded) else 1
+    if not options.lab:
         raise LookupError("Which lab? Give its number, or --demo.")
-    lab = project.lab_name(options.lab) if options.lab else _first_lab(project)
+    lab = project.lab_name(options.lab)
     if options.submissions:
         students_in(options.submissions, lab)  # told before anything is laid out
-    folder = project.root / "build" / "demo" if options.demo else project.course
-    course = lay_out(project, (options.course or folder).resolve(), [lab])
-    submissions = options.submissions.resolve() if options.submissions else None
+    course, outcomes = _run(project, options, lab, options.submissions.resolve() if options.submissions else None)
+    _tell_where(course, lab, outcomes)
+    return 0 if all(outcome.graded for outcome in outcomes) else 1
+
+
+def _run(
+    project: Project, options: argparse.Namespace, lab: str, submissions: Path | None, folder: Path | None = None
+) -> tuple[Course, list[Outcome]]:
+    from autograder import demo
+    from autograder.course import lay_out
+    from autograder.engine import KernelExecutor
+    from autograder.grade import grade
+    from autograder.judge import VerdictJudge
+
+    course = lay_out(project, (options.course or folder or project.course).resolve(), [lab])
     if options.demo:
         submissions = demo.hand_in(project, course, lab)
-    outcomes = grade(
+    return course, grade(
         course, lab, KernelExecutor(course.config), VerdictJudge(), submissions=submissions, students=options.students,
         jobs=options.jobs,
     )  # fmt: skip
-    if options.demo:
-        demo.read_answers(course, lab, outcomes)
-        print()
-        for student in demo.STUDENTS:
-            now = gradebook.standing(course, lab, student)
-            points = f"{now.points:g} of {now.max_points:g}" if now else "not graded"
-            by_hand = now and student == "solved"
-            print(
-                f"  {student:<12} {points}"
-                + ("  (its written answer graded by hand with full points, as you would)" if by_hand else "")
-            )
+
+
+def _grade_demo(project: Project, options: argparse.Namespace, lab: str) -> bool:
+    """Grade the three made-up submissions of one lab and print their points; whether all were graded."""
+    from autograder import demo, gradebook
+
+    print(f"\n{lab}")
+    course, outcomes = _run(project, options, lab, None, project.root / "build" / "demo")
+    demo.read_answers(course, lab, outcomes)
+    print()
+    for student in demo.STUDENTS:
+        now = gradebook.standing(course, lab, student)
+        points = f"{now.points:g} of {now.max_points:g}" if now else "not graded"
+        by_hand = "  (written answers graded by hand with full points, as you would)" if now and student == "solved" else ""
+        print(f"  {student:<12} {points}{by_hand}")
+    _tell_where(course, lab, outcomes)
+    return all(outcome.graded for outcome in outcomes)
+
+
+def _tell_where(course: Course, lab: str, outcomes: Sequence[Outcome]) -> None:
+    from autograder.export import csv_path
+
     print(f"\n{_summary(outcomes)}")
     print(f"Feedback pages: {course.root / 'feedback'}/STUDENT/{lab}/{lab}.html")
-    print(f"Grades: {csv_path(course, lab)}")
-    return 0 if all(outcome.graded for outcome in outcomes) else 1
+    print(f"Grades: {csv_path(course, lab)}", flush=True)
 
 
 def _summary(outcomes: Sequence[Outcome]) -> str:
@@ -139,11 +160,11 @@ def _summary(outcomes: Sequence[Outcome]) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _first_lab(project: Project) -> str:
+def _every_lab(project: Project) -> list[str]:
     paths = project.source_files()
     if not paths:
         raise LookupError(f"There are no labs in {project.sources}.")
-    return paths[0].stem
+    return [path.stem for path in paths]
 
 
 def _report(problems: Sequence[str], warnings: Sequence[str], done: str = "") -> int:

@@ -164,7 +164,7 @@ def test_the_demo_and_its_csv_say_the_same(tmp_path: Path, monkeypatch: pytest.M
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         assert cli.main(["--root", str(tmp_path), "grade", "--demo"]) == 0
-    assert "solved       10 of 10  (its written answer graded by hand" in told.getvalue()
+    assert "solved       10 of 10  (written answers graded by hand" in told.getvalue()
     demo = tmp_path / "build" / "demo"
     with (demo / "grades" / f"{LAB}.csv").open(newline="") as file:
         row = next(row for row in csv.DictReader(file) if row["student"] == "solved")
