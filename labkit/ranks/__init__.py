@@ -11,6 +11,7 @@ _HOMES = {
     "RankReport": "labkit.ranks.jobs",
     "run_ranks": "labkit.ranks.run",
     "RankResult": "labkit.ranks.run",
+    "Link": "labkit.ranks.link",
     "RankError": "labkit.ranks.errors",
     "RankTimeout": "labkit.ranks.errors",
     "DeadlockError": "labkit.ranks.errors",

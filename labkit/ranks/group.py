@@ -1,10 +1,10 @@
-"""The default process group of a job: gloo over loopback, met through a file."""
+"""The default process group of a job, met through a file: gloo over loopback, with cards or a modelled wire where asked for."""
 
 import datetime
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.ranks import page
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def join_group(seat: "Seat", writer: page.Writer) -> page.Writer:
-    """Initialise ``torch.distributed`` for this rank (gloo; NCCL too where every rank has a card of its own)."""
+    """Initialise ``torch.distributed`` for this rank (gloo; NCCL too where every rank has a card of its own; or the link's)."""
     import torch
     import torch.distributed as dist
 
@@ -25,13 +25,39 @@ def join_group(seat: "Seat", writer: page.Writer) -> page.Writer:
         if loopback in (name for _, name in socket.if_nameindex()):
             os.environ["GLOO_SOCKET_IFNAME"] = loopback
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    backend, types = "cpu:gloo,cuda:nccl" if cards >= seat.world_size else "gloo", []
+    if seat.spec["link"] is not None:
+        backend, types = _register_link(seat, writer)
     dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if cards >= seat.world_size else "gloo",
+        backend=backend,
         init_method=f"file://{seat.scratch}/rendezvous",
         rank=seat.number,
         world_size=seat.world_size,
         timeout=datetime.timedelta(seconds=max(60.0, 10 * seat.spec["timeout"])),
     )
-    notes.install(writer)
+    notes.install(writer, *types)
     writer.set_state(page.RUNNING)
     return writer
+
+
+def _register_link(seat: "Seat", writer: page.Writer) -> tuple[str, list]:
+    """Make groups of this process, the default one and later ones alike, groups on a modelled wire."""
+    import torch.distributed as dist
+
+    from labkit.ranks.link import Link
+    from labkit.ranks.link_engine import Engine
+    from labkit.ranks.link_group import LinkGroup
+    from labkit.ranks.link_work import LinkWork
+    from labkit.recorder import set_simulated_link
+
+    link = Link(**seat.spec["link"])
+    engine = Engine(link, seat.scratch, seat.number, seat.world_size, writer)
+    set_simulated_link(link.as_dict())
+
+    def make(options: Any, _: Any) -> LinkGroup:
+        gloo = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
+        members = list(options.global_ranks_in_group) or list(range(options.group_size))
+        return LinkGroup(engine, gloo, options.group_rank, members, options.group_id)
+
+    dist.Backend.register_backend("link", make, extended_api=True, devices=["cpu", "cuda"])
+    return "link", [(LinkGroup, LinkWork)]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from labkit.ranks import wire
 from labkit.ranks.errors import NestedRanksError, ServerError
+from labkit.ranks.link import Link
 from labkit.ranks.sources import with_source
 
 START_S = 180.0  # importing torch from a cold, slow disk
@@ -145,11 +146,13 @@ def launch(
     init_process_group: bool,
     max_result_bytes: int = 1 << 30,
     env: dict[str, str] | None = None,
+    link: Link | None = None,
 ) -> list[RankReport]:
     """Run ``entry`` ("module:function") on ``world_size`` fresh processes, forked warm; one report per rank, in order.
 
     Each calls ``function(payload, rank, world_size)``, which must return bytes. With ``init_process_group``, torch.distributed
-    is initialised (gloo). ``timeout`` is in seconds. ``env`` adds to the environment, which is otherwise the caller's of now.
+    is initialised (gloo; over a modelled wire with ``link``). ``timeout`` is in seconds. ``env`` adds to the environment, which
+    is otherwise the caller's of now.
     Nothing that a rank sends is unpickled here. Raises NestedRanksError inside a rank, ServerError when no process can be
     started, and whatever interrupts the wait (KeyboardInterrupt), after every process of the job is gone.
     """
@@ -164,6 +167,7 @@ def launch(
         "max_result_bytes": max_result_bytes,
         "env": {**os.environ, **(env or {})},
         "cwd": os.getcwd(),
+        "link": link.as_dict() if link is not None else None,
         "path": [os.path.abspath(item or os.getcwd()) for item in sys.path],
     }
     for attempt in (1, 2):

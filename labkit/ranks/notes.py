@@ -28,9 +28,12 @@ _COLLECTIVES = {
 _UNKNOWN = (0, 0, page.ANY_PEER, 0, 0)
 
 
-def install(writer: page.Writer) -> None:
-    """Wrap this process's ``ProcessGroup`` and ``Work``; once, right after the process group is made."""
-    _Notes(writer).install()
+def install(writer: page.Writer, *types: tuple[type, type]) -> None:
+    """Wrap this process's ``ProcessGroup`` and ``Work``, and subclasses of both that override their methods; once."""
+    noted = _Notes(writer)
+    noted.install()
+    for group_type, work_type in types:
+        noted.wrap(group_type, work_type)
 
 
 class _Notes:
@@ -40,7 +43,11 @@ class _Notes:
         self.groups: dict[str, tuple[int, list[int]]] = {}
 
     def install(self) -> None:
-        group_type, work_type = dist.ProcessGroup, dist.Work
+        self.wrap(dist.ProcessGroup, dist.Work)
+        new_group = self._new_group(dist.new_group)
+        dist.new_group = distributed_c10d.new_group = new_group
+
+    def wrap(self, group_type: type, work_type: type) -> None:
         for method, kind in _COLLECTIVES.items():
             if hasattr(group_type, method):
                 setattr(group_type, method, self._collective(getattr(group_type, method), page.KINDS.index(kind)))
@@ -48,8 +55,6 @@ class _Notes:
         group_type.recv = self._message(group_type.recv, page.RECV, page.KINDS.index("recv"))
         group_type.recv_anysource = self._any_source(group_type.recv_anysource)
         work_type.wait = self._wait(work_type.wait)
-        new_group = self._new_group(dist.new_group)
-        dist.new_group = distributed_c10d.new_group = new_group
 
     def _group(self, group: dist.ProcessGroup) -> tuple[int, list[int]]:
         name = group.group_name
@@ -124,7 +129,7 @@ class _Notes:
     def _wait(self, original: Callable) -> Callable:
         @functools.wraps(original)
         def noted(work, *args, **kwargs):
-            if args or kwargs:  # a wait with a timeout ends by itself
+            if any(args) or any(kwargs.values()):  # a wait with a timeout ends by itself
                 return original(work, *args, **kwargs)
             at = self.writer.begin_wait(*self.works.get(work, _UNKNOWN))
             try:

@@ -75,6 +75,7 @@ class Writer:
         self.words = _block(memory, rank)
         self._slots: dict[tuple[int, int, int, int], int] = {}
         self._groups: set[int] = set()
+        self._exempt: set[int] = set()
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._detach)
 
@@ -88,6 +89,15 @@ class Writer:
             if state == FINISHED:
                 self._note_threads(besides=threading.get_native_id())
             self.words[_STATE] = state
+            self.words[_CHANGES] += 1
+
+    def exempt(self, thread: int) -> None:
+        """A thread of labkit's own (its native id), from which nothing will come by itself."""
+        self._exempt.add(thread)
+
+    def touch(self) -> None:
+        """Say that something moves, though nothing is posted and no wait ends."""
+        with self._lock:
             self.words[_CHANGES] += 1
 
     def add_group(self, group: int, members: list[int]) -> None:
@@ -147,7 +157,7 @@ class Writer:
         if threading.active_count() == 1:
             others = []
         else:
-            waiting = {words[at] for at in range(_AT_WAITS, _AT_THREADS, _WAIT)} | {besides}
+            waiting = {words[at] for at in range(_AT_WAITS, _AT_THREADS, _WAIT)} | {besides} | self._exempt
             others = [thread.native_id or 0 for thread in threading.enumerate() if thread.native_id not in waiting]
         if len(others) >= _THREADS:
             words[_OVERFLOW] = 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.ranks import cargo, travel
 from labkit.ranks.errors import CargoError, DeadlockError, NestedRanksError, RankError, RankTimeout
 from labkit.ranks.jobs import RankReport, launch, refuse_nesting
+from labkit.ranks.link import Link
 from labkit.ranks.page import MAX_RANKS
 
 if TYPE_CHECKING:
@@ -27,12 +28,19 @@ class RankResult:
 
 
 def run_ranks(
-    fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 30.0, record: bool = False, **kwargs: Any
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 30.0,
+    record: bool = False,
+    link: Link | None = None,
+    **kwargs: Any,
 ) -> RankResult:
     """Call ``fn(*args, **kwargs)`` on ``world_size`` processes of this machine that share a ``torch.distributed`` group (gloo).
 
     fn: any function, also one defined in a notebook cell; inside, ``dist.get_rank()`` says which rank it is. It travels with the
     globals it uses, at most 64 MiB of them. record: run it under a Recorder on every rank. timeout: seconds, a backstop.
+    link: a simulated wire between the ranks, see ``Link``.
 
     Raises what a rank raised, with a note that names the rank and shows its traceback (the rank that failed first, not those that
     fell with it); RankError where there is no such exception or it cannot travel; DeadlockError when every rank waits and nothing
@@ -45,7 +53,7 @@ def run_ranks(
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"world_size is a whole number from 1 to {MAX_RANKS}, not {world_size!r}")
     payload = cargo.pack(fn, args, kwargs, record)
-    reports = launch(payload, world_size=world_size, entry="labkit.ranks.call:call", timeout=timeout, init_process_group=True)
+    reports = launch(payload, world_size=world_size, entry="labkit.ranks.call:call", timeout=timeout, init_process_group=True, link=link)
     if any(report.status != "ok" for report in reports):
         raise _failure(reports, timeout)
     opened = [travel.loads(report.data) for report in reports]

@@ -36,6 +36,7 @@ _WELCOME = (
     "torch._dynamo",
     "safetensors.torch",
     "labkit.recorder",
+    "labkit.ranks.link_group",
     "labkit.checks",
 )
 

@@ -15,6 +15,7 @@ already running when it started.
 """
 
 from ._patches import note as note_message
+from ._transit import Transit, note_event, set_simulated_link
 from .categories import CATEGORIES
 from .follow import Follower
 from .infos import CallInfo, CommInfo, OpInfo, StorageInfo, human_bytes
@@ -30,6 +31,9 @@ __all__ = [
     "Recorder",
     "Recording",
     "StorageInfo",
+    "Transit",
     "human_bytes",
+    "note_event",
     "note_message",
+    "set_simulated_link",
 ]

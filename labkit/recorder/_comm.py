@@ -71,10 +71,10 @@ def note_collective(log, facts, args, kwargs, out, code, start: float, end: floa
 
 
 def note_message(log, kind: str, op: str, code: int, start: float, end: float, **fields: object) -> None:
-    """Add a message whose fields are known."""
+    """Add a message whose fields are known. What does not say otherwise was posted at its start and is real."""
     log.messages.append(
         {"kind": kind, "op": op, "code": code, "start_s": start, "end_s": end, "event": log.event_count(),
-         "op_index": log.op_count() - 1, **fields}
+         "op_index": log.op_count() - 1, "posted_s": start, "simulated": False, **fields}
     )  # fmt: skip
 
 

@@ -25,6 +25,9 @@ class RecordedData:
         self.card: dict | None = header["card"]
         self.seconds: float = header["seconds"]
         self.started: float = header["started"]
+        self.clock_s: float = header["clock_s"]
+        self.machine: str = header["machine"]
+        self.link: dict | None = header["link"]
 
     # Travel
 

@@ -43,6 +43,11 @@ def modes() -> list[RecordingMode]:
     return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, RecordingMode)]
 
 
+def running() -> list:
+    """The recorders that run in this process now."""
+    return list(_running)
+
+
 def install(recorder: object) -> None:
     """Add a recorder; the first one puts the patches in."""
     with _lock:
@@ -208,6 +213,7 @@ def note(
     group: str = "",
     group_size: int = 0,
     asynchronous: bool = False,
+    simulated: bool = False,
 ) -> None:
     """Write a message into every recorder of this thread, for transports that the dispatcher does not see.
 
@@ -220,7 +226,7 @@ def note(
             note_message(
                 log, kind, "", log.context | mode.module, start - log.start, end - log.start,
                 bytes_sent=bytes_sent, bytes_received=bytes_received, payload_bytes=max(bytes_sent, bytes_received),
-                peer=peer, group=group, group_size=group_size, asynchronous=asynchronous,
+                peer=peer, group=group, group_size=group_size, asynchronous=asynchronous, simulated=simulated,
             )  # fmt: skip
 
 

@@ -1,7 +1,11 @@
 """From the recorder's buffers to a `Recording`."""
 
+import platform
+from functools import cache
+
 import numpy as np
 
+from . import _transit
 from ._code import CALL_COLUMNS, CATEGORY_MASK, CATEGORY_SHIFT, EVENT_COLUMNS, OP_COLUMNS
 from .recording import Recording
 
@@ -34,6 +38,9 @@ def read_log(recorder) -> Recording:
         "budget_bytes": log.budget,
         "seconds": recorder._now() if log.active else recorder.seconds,
         "started": recorder.started,
+        "clock_s": log.start,
+        "machine": machine(),
+        "link": _transit.simulated_link,
         "card": log.sampler.card if log.sampler is not None else None,
         "samples": [dict(s) for s in log.samples],
     }
@@ -42,3 +49,13 @@ def read_log(recorder) -> Recording:
     arrays |= {f"call_{name}": calls[name].copy() for name, _ in CALL_COLUMNS}
     arrays |= {"storage_category": category, "storage_name": name_of}
     return Recording(header, arrays)
+
+
+@cache
+def machine() -> str:
+    """Tells machines apart, and one machine's starts: within one, `clock_s` counts from the same instant in all processes."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return platform.node()

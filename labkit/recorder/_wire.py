@@ -23,10 +23,11 @@ _PHASE_END = {"end_s": float, "last_event": int, "last_op": int}
 _MESSAGE = {
     "kind": str, "op": str, "code": int, "start_s": float, "end_s": float, "event": int, "op_index": int,
     "bytes_sent": int, "bytes_received": int, "payload_bytes": int, "group": str, "group_size": int,
-    "asynchronous": bool,
+    "asynchronous": bool, "posted_s": float, "simulated": bool,
 }  # fmt: skip
 _REFUSAL = {"op": str, "wanted_bytes": int, "live_bytes": int, "budget_bytes": int, "event": int, "seconds": float}
 _SAMPLE = {"seconds": float, "allocated": int, "reserved": int, "used": int}
+_LINK = {"bandwidth_bytes_s": float, "latency_s": float, "per": str}
 _KEY = "labkit.recording"
 
 
@@ -90,6 +91,8 @@ def checked(header: dict, arrays: dict[str, np.ndarray]) -> tuple[dict, dict[str
     _need(_inside(codes >> PHASE_SHIFT & PHASE_MASK, len(header["phase_names"])), "a phase's name is not there")
     _need(_inside(codes >> MODULE_SHIFT & MODULE_MASK, len(header["modules"])), "a module's name is not there")
     _need(_fields(header, {"cycles": int, "seconds": float, "started": float}), "the header is malformed")
+    _need(_fields(header, {"clock_s": float, "machine": str}), "the header is malformed")
+    _need(header.get("link") is None or _fields(header["link"], _LINK), "malformed link")
     _need(header.get("card") is None or _fields(header["card"], {"name": str, "total_bytes": int}), "malformed card")
     return header, {name: arrays[name] for name in _ARRAYS}
 

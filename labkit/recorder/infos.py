@@ -58,8 +58,9 @@ class CommInfo:
     """One collective or message of this rank, or the time it waited for one (kind "wait").
 
     `payload_bytes` is the size of the full tensor; bytes sent and received by a collective are those of the lectures'
-    ring algorithms. `peer` is a global rank. `event` is the number of memory changes before it, `op_index` the number
-    of operators before it.
+    ring algorithms. `peer` is a global rank. `event` is the number of memory changes before it was posted, `op_index` the
+    number of operators before that. `simulated`: it took a modelled wire; `posted_s` is then the call, and `start_s` and
+    `end_s` are its first and last moment on the wire (at the receiver, a latency later). Otherwise `posted_s` is `start_s`.
     """
 
     kind: str
@@ -77,6 +78,8 @@ class CommInfo:
     event: int
     op_index: int
     op: str
+    posted_s: float
+    simulated: bool
 
 
 def human_bytes(count: float) -> str:

@@ -17,7 +17,9 @@ class Recording(RecordedData):
 
     Attributes: `marks` and `phases` (dicts with "name" and seconds), `cycles` (bytes that only the garbage collector
     freed), `refusals` (what the budget did not allow), `samples` and `card` (on CUDA: allocator and card bytes over
-    time, and the card's name and total), `seconds` (duration), `started` (`time.time()` at the start).
+    time, and the card's name and total), `seconds` (duration), `started` (`time.time()` at the start), `clock_s` and
+    `machine` (`time.perf_counter()` at the start; recordings of one machine share that clock), `link` (the modelled wire
+    that its messages took, or None).
     """
 
     # Bytes over time

@@ -52,7 +52,15 @@ def test_a_buffer_overwritten_in_flight_arrives_overwritten():
     assert run_ranks(overwrite_in_flight, 2).values[1] == [7.0]
 
 
-def every_kind_of_call():
+def tiny_sends_with_receives():
+    rank, got = dist.get_rank(), torch.zeros(1)
+    send = dist.isend(torch.full((1,), float(rank)), 1 - rank)
+    dist.recv(got, 1 - rank)
+    send.wait()
+    return got.item()
+
+
+def every_kind_of_call(monitored=True):
     rank, world = dist.get_rank(), dist.get_world_size()
     one, got = torch.full((4,), float(rank)), {}
     parts = [torch.empty(4) for _ in range(world)]
@@ -84,7 +92,8 @@ def every_kind_of_call():
         got["sources"] = sorted(dist.recv(torch.empty(1)) for _ in range(world - 1))
     else:
         dist.send(torch.ones(1), 0)
-    dist.monitored_barrier()
+    if monitored:  # for gloo groups only
+        dist.monitored_barrier()
     dist.barrier(async_op=True).wait()
     dist.destroy_process_group()
     return got

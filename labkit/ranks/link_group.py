@@ -1,0 +1,245 @@
+"""The process group of a job with a `Link`: plain `torch.distributed` calls that take modelled time.
+
+As with gloo a send is done only when its receive is posted, and its bytes are read late: what is written into a buffer in
+flight arrives. A collective reads its inputs when it is called and writes its outputs when it is done.
+"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from labkit.ranks import page
+from labkit.ranks.link import seconds_of
+from labkit.ranks.link_engine import GO, JOIN, OFFER, START, Engine
+from labkit.ranks.link_work import LinkWork
+from labkit.recorder import Transit
+from labkit.recorder._comm import _called_from, kind_of, traffic
+
+KINDS = (
+    "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all",
+)
+METHODS = (
+    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "all_gather_single",
+    "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather", "scatter",
+    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier",
+)
+# gloo's own name where it differs; a pair says that gloo takes the tensors one by one.
+_AT_GLOO: dict[str, str | tuple[str]] = {
+    "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base", "all_to_all_single": "alltoall_base",
+    "allgather_into_tensor_coalesced": ("_allgather_base",), "all_gather_single_coalesced": ("_allgather_base",),
+    "reduce_scatter_tensor_coalesced": ("_reduce_scatter_base",), "reduce_scatter_single_coalesced": ("_reduce_scatter_base",),
+}
+_ANY = -1
+
+
+class LinkGroup(dist.ProcessGroup):
+    """A group of ranks (numbered within the group) whose messages take `engine`'s wires; `gloo` moves the bytes."""
+
+    def __init__(self, engine: Engine, gloo: dist.ProcessGroupGloo, rank: int, members: list[int], name: str) -> None:
+        super().__init__(rank, len(members))
+        self.engine, self.gloo, self.number, self.members, self.label = engine, gloo, rank, members, name
+        self.key = page.group_key(name)
+        self._sent: dict[int, int] = defaultdict(int)
+        self._sends: dict[tuple[int, int], LinkWork] = {}
+        self._offers: dict[int, deque] = defaultdict(deque)  # tag -> sends that no receive has matched
+        self._wanted: dict[int, deque] = defaultdict(deque)  # tag -> receives that no send has matched
+        self._called = 0
+        self._calls: dict[int, tuple[LinkWork, Callable[[], list]]] = {}
+        self._joined: dict[int, list[tuple]] = defaultdict(list)
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        engine.add_group(self.key, self._take)
+
+    def getBackendName(self) -> str:  # noqa: N802 (PyTorch's name)
+        return "link"
+
+    def _take(self, what: int, _: int, *record: Any) -> None:
+        {OFFER: self._offered, GO: self._go, JOIN: self._join, START: self._start}[what](*record)
+
+    # Messages
+
+    def _message(self, kind: str, tensors: list[torch.Tensor], peer: int | None) -> LinkWork:
+        (tensor,) = tensors
+        if not tensor.is_contiguous():
+            raise ValueError("Tensors must be contiguous")
+        size = tensor.numel() * tensor.element_size()
+        sent = size if kind == "send" else 0
+        member = None if peer is None else self.members[peer]
+        transit = Transit(
+            kind, bytes_sent=sent, bytes_received=size - sent, payload_bytes=size, peer=member, group=self.label,
+            group_size=len(self.members), asynchronous=not _called_from((kind,)),
+        )  # fmt: skip
+        return LinkWork(self.engine, list(tensors), transit, member)
+
+    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int = 0) -> LinkWork:
+        work = self._message("send", tensors, dst_rank)
+        with self.engine.lock:
+            self._sent[dst_rank] += 1
+            number = self._sent[dst_rank]
+            self._sends[dst_rank, number] = work
+            self.engine.tell(
+                self.members[dst_rank], OFFER, self.key, self.number, tag, number, work.real_bytes, perf_counter(), 0.0
+            )
+        return work
+
+    def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int = 0) -> LinkWork:
+        return self._receive(self._message("recv", tensors, src_rank), src_rank, tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> LinkWork:
+        return self._receive(self._message("recv", tensors, None), _ANY, tag)
+
+    def _receive(self, work: LinkWork, source: int, tag: int) -> LinkWork:
+        posted = perf_counter()
+        with self.engine.lock:
+            for offer in self._offers[tag]:
+                if source in (_ANY, offer[0]):
+                    self._offers[tag].remove(offer)
+                    self._match(work, posted, *offer)
+                    return work
+            self._wanted[tag].append((source, posted, work))
+        return work
+
+    def _offered(self, sender: int, tag: int, number: int, size: int, posted: float, _: float) -> None:
+        for wanted in self._wanted[tag]:
+            if wanted[0] in (_ANY, sender):
+                self._wanted[tag].remove(wanted)
+                self._match(wanted[2], wanted[1], sender, number, size, posted)
+                return
+        self._offers[tag].append((sender, number, size, posted))
+
+    def _match(self, work: LinkWork, wanted: float, sender: int, number: int, size: int, offered: float) -> None:
+        link = self.engine.link
+        pair = self.members[sender], self.engine.rank
+        start, end = self.engine.wires.book([pair], max(wanted, offered), size / link.bandwidth_bytes_s)
+        work.peer = pair[0]
+        work._source_rank = lambda: sender
+        fits = size <= work.real_bytes
+        self.engine.tell(pair[0], GO, self.key, self.number, 0, number, size if fits else -1, start, end)
+        if not fits:
+            work.fail(RuntimeError(f"rank {pair[0]} sends {size} bytes, but this receive has room for {work.real_bytes}"))
+            return
+        work.runs(start, end, end + link.latency_s, lambda: self._get(work, sender, number, size))
+
+    def _get(self, work: LinkWork, sender: int, number: int, size: int) -> list:
+        (tensor,) = work.tensors
+        if size == 0:
+            return []
+        room = tensor if size == work.real_bytes else tensor.view(-1).view(torch.uint8)[:size]
+        return [self.gloo.recv([room], sender, number)]
+
+    def _go(self, receiver: int, _: int, number: int, size: int, start: float, end: float) -> None:
+        work = self._sends.pop((receiver, number))
+        if size < 0:
+            work.fail(RuntimeError(f"rank {self.members[receiver]} has no room for the {work.real_bytes} bytes of this send"))
+            return
+        move = [] if size == 0 else work.tensors
+        work.runs(start, end, end, lambda: [self.gloo.send(move, receiver, number)] if move else [])
+
+    # Collectives
+
+    def _collective(self, method: str, *args: Any, **kwargs: Any) -> LinkWork:
+        opts = kwargs.get("opts", next((arg for arg in args if type(arg).__name__.endswith("Options")), None))
+        kind, root = _kind(method), getattr(opts, "rootRank", -1)
+        outputs = [] if method == "barrier" else _flat(args[0])
+        size = max((sum(t.numel() * t.element_size() for t in _flat(arg)) for arg in args), default=0)
+        sent, received = traffic(kind, size, len(self.members), root == self.number)
+        transit = Transit(
+            kind, bytes_sent=sent, bytes_received=received, payload_bytes=size, group=self.label,
+            peer=self.members[root] if root >= 0 else None, group_size=len(self.members),
+            asynchronous=bool(getattr(opts, "asyncOp", True)),
+        )  # fmt: skip
+        work = LinkWork(self.engine, outputs, transit, None)
+        with _disable_current_modes():
+            copies = tuple(_copy(arg) for arg in args)
+        mine = kind != "barrier" and (kind not in ("reduce", "gather") or root == self.number)
+        work.deliver = lambda: _put(outputs, _flat(copies[0])) if mine else None
+        move = lambda: _run(self.gloo, method, copies, kwargs)  # noqa: E731
+        with self.engine.lock:
+            self._called += 1
+            self._calls[self._called] = work, move
+            code = KINDS.index(kind) | (root + 1) << 8
+            self.engine.tell(
+                self.members[0], JOIN, self.key, self.number, code, self._called, size, perf_counter(), 0.0
+            )
+        return work
+
+    def _join(self, member: int, code: int, number: int, size: int, posted: float, _: float) -> None:
+        """At the group's first member: when all have called their `number`-th collective, it can start."""
+        joined = self._joined[number]
+        joined.append((member, code, size, posted))
+        if len(joined) < len(self.members):
+            return
+        del self._joined[number]
+        kind, root = KINDS[code & 0xFF], (code >> 8) - 1
+        odd = next((m for m, other, _, _ in joined if other != joined[0][1]), None)
+        start, done = math.nan, math.nan
+        if odd is None:
+            wire_s, latency_s = seconds_of(self.engine.link, kind, max(size for _, _, size, _ in joined), len(self.members))
+            start, end = self.engine.wires.book(self._pairs(kind, root), max(posted for *_, posted in joined), wire_s)
+            done = end + latency_s
+        for member in self.members:
+            self.engine.tell(member, START, self.key, joined[0][0], joined[0][1], number, odd or 0, start, done)
+
+    def _pairs(self, kind: str, root: int) -> list[tuple[int, int]]:
+        ring = list(zip(self.members, [*self.members[1:], self.members[0]], strict=True))
+        if root < 0:
+            return [] if kind == "barrier" else ring
+        others = [member for member in self.members if member != self.members[root]]
+        return [(self.members[root], m) if kind in ("broadcast", "scatter") else (m, self.members[root]) for m in others]
+
+    def _start(self, first: int, code: int, number: int, odd: int, start: float, done: float) -> None:
+        work, move = self._calls.pop(number)
+        if math.isnan(start):
+            name = KINDS[code & 0xFF]
+            work.fail(RuntimeError(f"rank {self.members[odd]} called another collective (or another root) than rank "
+                                   f"{self.members[first]}, which called {name}"))  # fmt: skip
+            return
+        work.runs(start, done, done, move)
+
+
+def _method(name: str) -> Callable[..., LinkWork]:
+    def call(self: LinkGroup, *args: Any, **kwargs: Any) -> LinkWork:
+        return self._collective(name, *args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+for _name in METHODS:
+    setattr(LinkGroup, _name, _method(_name))
+
+
+def _kind(method: str) -> str:
+    return "all_to_all" if method.startswith("all_to_all") else kind_of(method)
+
+
+def _run(gloo: dist.ProcessGroupGloo, method: str, args: tuple, kwargs: dict) -> list:
+    name = _AT_GLOO.get(method, method)
+    if isinstance(name, str):
+        return [getattr(gloo, name)(*args, **kwargs)]
+    (name,), (outputs, inputs, *rest) = name, args
+    return [getattr(gloo, name)(out, given, *rest, **kwargs) for out, given in zip(outputs, inputs, strict=True)]
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _flat(item)] if isinstance(value, (list, tuple)) else []
+
+
+def _copy(value: Any) -> Any:
+    """The same structure with private, contiguous copies on the CPU; what is no tensor stays."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _put(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    for target, value in zip(targets, values, strict=True):
+        target.data.copy_(value)  # through .data, as gloo writes: unseen by autograd's version counters
