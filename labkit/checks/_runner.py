@@ -111,29 +111,36 @@ def _problem(check: Check, case: Case, reply: dict[str, Any]) -> _Problem:
 def _read(check: Check, case: Case, reports: Sequence[Report], nonce: str) -> Observation | _Problem:
     """The observation in what the ranks sent, or why there is none. The sender is not trusted: whatever does not parse is `protocol`."""
     bad = [(rank, report) for rank, report in enumerate(reports) if report.status != "ok"]
-    if bad:
+    told = [_opened(check, case, report, nonce) for report in reports if report.status == "ok"]
+    problems = [one for one in told if isinstance(one, _Problem)]
+    if bad and not (problems and {report.status for _, report in bad} <= {"deadlock", "timeout", "interrupted"}):
         # One status for the case: a deadlock or timeout is told before the ranks that fell because of it.
         order = ("deadlock", "timeout", "memory", "error", "exit", "interrupted", "protocol", "infrastructure")
         rank, report = min(bad, key=lambda item: order.index(item[1].status) if item[1].status in order else len(order))
         status = {"exit": "error"}.get(report.status, report.status)
         first = (report.detail.strip().splitlines() or ["ended without an answer"])[0]
         return _Problem(status, first[:160], f"With {case.name}: {report.detail.strip() or first}")
-    observations: list[Observation] = []
-    for report in reports:
-        try:
-            reply, tensors, _ = _wire.unpack(report.data)
-            if reply["nonce"] != nonce:
-                raise _wire.WireError("an answer to another question")
-            tripped = [str(name) for name in reply["forbidden"]]
-            if tripped:
-                text = f"{tripped[0]} was called"
-                return _Problem("flagged", text, f"{text}. This exercise wants your own version of it.")
-            if reply["error"] is not None:
-                return _problem(check, case, reply)
-            observations.append(Observation.from_message(reply["observation"], tensors))
-        except (_wire.WireError, KeyError, TypeError, ValueError, AttributeError) as error:
-            return _Problem("protocol", "the answer of the process could not be read", f"With {case.name}: {error}")
+    if problems:  # a rank that raised is why the others wait for it
+        return next((one for one in problems if one.status == "flagged"), problems[0])
+    observations = [one for one in told if isinstance(one, Observation)]
     return replace(observations[0], ranks=observations)
+
+
+def _opened(check: Check, case: Case, report: Report, nonce: str) -> Observation | _Problem:
+    """One rank's answer."""
+    try:
+        reply, tensors, _ = _wire.unpack(report.data)
+        if reply["nonce"] != nonce:
+            raise _wire.WireError("an answer to another question")
+        tripped = [str(name) for name in reply["forbidden"]]
+        if tripped:
+            text = f"{tripped[0]} was called"
+            return _Problem("flagged", text, f"{text}. This exercise wants your own version of it.")
+        if reply["error"] is not None:
+            return _problem(check, case, reply)
+        return Observation.from_message(reply["observation"], tensors)
+    except (_wire.WireError, KeyError, TypeError, ValueError, AttributeError) as error:
+        return _Problem("protocol", "the answer of the process could not be read", f"With {case.name}: {error}")
 
 
 @contextmanager

@@ -215,6 +215,17 @@ def test_deadlock_is_seen() -> None:
     assert "recv" in verdict.detail
 
 
+def test_a_rank_that_raises_is_told_before_those_that_wait_for_it() -> None:
+    def raises(x: torch.Tensor) -> None:
+        if dist.get_rank() == 1:
+            raise IndexError("chunk 4 of 3")
+        dist.recv(x, 1)
+
+    verdict = judge(raises, RANKS)
+    assert (verdict.status, verdict.points) == ("error", 0)
+    assert "IndexError: chunk 4 of 3" in verdict.detail
+
+
 def test_same_answer_twice() -> None:
     first, second = (judge(lambda x: x.clone() + x).to_dict() for _ in range(2))
     first.pop("seconds"), second.pop("seconds")
