@@ -18,6 +18,9 @@ _HOMES = {
     "stacked_bars": "labkit.figures.plots",
     "step_weights": "labkit.figures.accumulation",
     "pieces_and_memory": "labkit.figures.accumulation",
+    "traffic": "labkit.figures.allreduce",
+    "ring_steps": "labkit.figures.allreduce",
+    "message_lanes": "labkit.figures.allreduce",
     "value_histogram": "labkit.figures.number_formats",
     "staircase": "labkit.figures.number_formats",
 }
