@@ -13,7 +13,11 @@ HINTS = {
         "there?"
     ),
     "scaled": "It is the sum times a constant. Were you asked for a sum or for a mean?",
-    "garbage": "What is there is no mixture of the ranks' numbers. Where does it come from, and was that memory ever filled?",
+    "garbage": (
+        "What is there is no mixture of the ranks' numbers for this chunk. Which chunk's numbers do you add, and was the memory that "
+        "they lie in ever filled?"
+    ),
+    "misplaced": "Another chunk lies there. Tag each chunk with its number: which one arrives in step s, and where does it belong?",
     "precision": "The sum is close, but not to a few roundings of its dtype. In which dtype do your additions run?",
     "integers": "An integer came out slightly different. Does every integer of 50 bits survive all the dtypes that your sum goes through?",
     "remainder": "The last few numbers are wrong. Do the lengths of your chunks add up to n?",
@@ -31,7 +35,7 @@ HINTS = {
     "whole": "Does every hop need to carry the whole tensor?",
     "too-many": "How often does a chunk have to change ranks before the one where it stops has seen them all?",
     "too-few": "Fewer messages than a ring needs. Which chunk never moves on?",
-    "size": "The bytes do not match the chunks. What exactly is in each message?",
+    "size": "A message and the memory that it is meant for differ in size. Which chunk is in it, and which one does its receiver expect?",
     "root": "Write down every message of one rank that is not rank 0. How many are there, to whom, and how large?",
     "collective": "A ready-made collective carried this. Which plain messages is it made of?",
     "bits": "Do all ranks hold the same bits? For each number: who adds up its parts, and how many ranks do that on their own?",
@@ -58,6 +62,6 @@ def on_error(error: dict[str, Any]) -> str | None:
         return "pieces"
     if "must be contiguous" in message or "not compatible with input tensor's size and stride" in message:
         return "contiguous"
-    if "must match the size of tensor" in message or "op.preamble.length <= op.nbytes" in message:
+    if "must match the size of tensor" in message or "op.preamble.length <= op.nbytes" in message:  # gloo: longer than its receiver expects
         return "size"
     return None

@@ -9,12 +9,12 @@ from labkit.checks._allreduce_hints import HINTS, on_error
 from labkit.checks._allreduce_traffic import (
     DTYPES,
     FORBIDS,
+    Observer,
     close,
     collective,
     in_flight,
     made_of,
     numbers,
-    observe,
     received_bytes,
     rows_of,
     sends,
@@ -38,40 +38,56 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     cases = [
         Case("4 ranks", {"runs": [run((5, 23))]}, world_size=4),
         Case("3 ranks", {"runs": [run((41,)), run((7, 3), "int64")]}, world_size=3, covers=(EDGE,)),
-        Case("one rank", {"runs": [run((4,))]}, world_size=1, covers=(EDGE,)),
     ]
     if strict:
-        others = [run((), "float64"), run((3, 2, 5), "bfloat16"), run((0,)), run((9,), "int32")]
-        cases += [Case("2 ranks", {"runs": others}, world_size=2, covers=(EDGE,)), Case("5 ranks", {"runs": [run((13, 2))]}, world_size=5)]
+        cases.append(Case("one rank", {"runs": [run((4,))]}, world_size=1, covers=(EDGE,)))
+        others = [run((), "float64"), run((3, 2, 5), "bfloat16"), run((9,), "int32")]
+        cases.append(Case("2 ranks", {"runs": others}, world_size=2, covers=(EDGE,)))
     return cases
 
 
 def _probe(candidate: Any, case: Case) -> Observation:
     seen = Observation({"rows": []})
-    for index, run in enumerate(case.values["runs"]):
-        x = numbers(run["shape"], DTYPES[run["dtype"]], run["seed"], dist.get_rank())
-        _, row = observe(lambda x=x: candidate(x))
-        seen.values["rows"].append(row)
-        seen.tensors[f"{index}"] = x
+    with Observer() as observer:
+        for index, run in enumerate(case.values["runs"]):
+            x = numbers(run["shape"], DTYPES[run["dtype"]], run["seed"], dist.get_rank())
+            _, row = observer.run(candidate, x)
+            seen.values["rows"].append(row)
+            seen.tensors[f"{index}"] = x
     return seen
 
 
 # -- judge --
 
 
-def judge_sum(seen: Observation, index: int, parts: list[torch.Tensor], where: str, name: str) -> Finding:
-    """Every rank's x against the exact sum."""
-    expected = total(parts)
+def judge_sum(seen: Observation, index: int, parts: list[torch.Tensor], where: str, chunks: int = 1) -> Finding:
+    """Every rank's x against the exact sum. `chunks`: into how many the candidate cuts it; what is wrong is told of one of them."""
+    expected, wanted = total(parts), "the sum on every rank"
     for rank, one in enumerate(seen.ranks):
         observed = one.tensors[f"{index}"]
-        if not close(observed, expected, parts):
-            found = shares(observed, parts)
-            hint = "precision" if found == [1.0] * len(parts) else why_wrong(found, rank)
-            if not observed.dtype.is_floating_point and hint == "precision":
-                hint = "integers"
-            told = f"{where}: rank {rank} holds something else"
-            return Finding(name, False, "the sum on every rank", told, hint, made_of(found, f"Rank {rank} holds"))
-    return Finding(name, True, "the sum on every rank", "the sum")
+        if close(observed, expected, parts):
+            continue
+        told = f"{where}: rank {rank} holds something else"
+        if torch.equal(observed, parts[rank]):
+            return Finding("sum", False, wanted, told, "nothing", f"Rank {rank} holds its own numbers.")
+        for chunk in range(chunks):
+            mine, theirs = _inside(observed, chunk, chunks), [_inside(part, chunk, chunks) for part in parts]
+            if close(mine, total(theirs), theirs):
+                continue
+            found = shares(mine, theirs)
+            hint = why_wrong(found, rank)
+            if found == [1.0] * len(parts):
+                hint = "precision" if observed.dtype.is_floating_point else "integers"
+            where_in = f", in the middle of chunk {chunk}" if chunks > 1 else ""
+            return Finding("sum", False, wanted, told, hint, made_of(found, f"Rank {rank} holds{where_in}"))
+        return Finding("sum", False, wanted, told, "garbage")
+    return Finding("sum", True, wanted, "the sum")
+
+
+def _inside(tensor: torch.Tensor, chunk: int, chunks: int) -> torch.Tensor:
+    """What belongs to a chunk however the remainder is dealt out: less a few numbers at its ends."""
+    piece = tensor.reshape(-1).tensor_split(chunks)[chunk]
+    return piece[chunks:-chunks] if chunks > 1 and len(piece) > 4 * chunks else piece
 
 
 def _judge(case: Case, seen: Observation) -> list[Finding]:
@@ -88,7 +104,7 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
     where = f"{case.name}, {run['dtype']} of shape {tuple(run['shape'])}"
     parts = [numbers(run["shape"], DTYPES[run["dtype"]], run["seed"], rank) for rank in range(case.world_size)]
     flight = in_flight(rows, where)
-    summed = judge_sum(seen, index, parts, where, "sum")
+    summed = judge_sum(seen, index, parts, where)
     if not flight.passed:  # then what arrived is a matter of luck
         summed = Finding("sum", False, summed.expected, "cannot be relied on: see below")
     return [summed, _judge_root(rows, parts[0].numel() * parts[0].element_size(), where), flight]

@@ -35,15 +35,28 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, seed: int, rank: int) -> t
     return torch.randint(-(2**width), 2**width, tuple(shape), generator=generator).to(dtype)
 
 
-def observe(call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """What `call()` returned, and this rank's messages in order: rows of [kind, peer, bytes sent, bytes received]."""
-    flight = Flight()
-    with Recorder() as recorder:
+class Observer:
+    """Context manager around the runs of a case on this rank: what each returned, and its messages in order."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+
+    def __enter__(self) -> "Observer":
+        self.recorder.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.recorder.__exit__(*exception)
+
+    def run(self, candidate: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
+        """(what came back, {"messages": rows of [kind, peer, bytes sent, bytes received], "faults": see `Flight`})."""
+        messages = self.recorder.log.messages
+        first, flight = len(messages), Flight()
         with flight:
-            result = call()
+            result = candidate(*args)
             flight.finish()
-    rows = [[m.kind, m.peer, m.bytes_sent, m.bytes_received] for m in recorder.recording.comm()]
-    return result, {"messages": rows, "faults": flight.faults}
+        rows = [[m["kind"], m["peer"], m["bytes_sent"], m["bytes_received"]] for m in messages[first:]]
+        return result, {"messages": rows, "faults": flight.faults}
 
 
 # -- the judge's side --
@@ -107,6 +120,8 @@ def why_wrong(found: list[float] | None, rank: int) -> str:
         return "garbage"
     if all(abs(value - (index == rank)) < 0.05 for index, value in enumerate(found)):
         return "nothing"
+    if max(found) < 0.05:
+        return "missing"
     if max(found) - min(found) < 0.05:
         return "scaled"
     return "counted-twice" if max(found) > 1.5 else "missing"
@@ -119,26 +134,36 @@ def made_of(found: list[float] | None, place: str) -> str:
     return f"{place}: " + ", ".join(f"rank {rank}'s part {value:g} times" for rank, value in enumerate(found)) + "."
 
 
-def successor(rows: Sequence[dict[str, Any]], where: str, name: str = "one successor") -> Finding:
-    """Each rank sends to one other rank, each to another one, and all on one ring. Messages without bytes count as well."""
+def successor(rows: Sequence[dict[str, Any]], where: str, quiet: bool = False, name: str = "one successor") -> Finding:
+    """Each rank sends to at most one other, no two to the same one, and all on one ring. Messages without bytes count as well.
+
+    quiet : there is nothing to send, so that nobody may
+    """
     expected, ranks = "each rank sends to one neighbour, in one ring", len(rows)
-    peers = [{peer for peer, _ in sends(row)} for row in rows]
+    called = collective(rows)
+    if called:
+        return Finding(name, False, expected, f"{called} was called", "collective")
+    peers = [sorted({peer for peer, _ in sends(row)}) for row in rows]
     if ranks == 1:
         return Finding(name, not peers[0], expected, "no message" if not peers[0] else "one rank alone sends messages", "alone")
+    if not any(peers):
+        return Finding(name, quiet, expected, "nobody sends", None if quiet else "silent")
     for rank, mine in enumerate(peers):
         if len(mine) > 1:
-            told = f"{where}: rank {rank} sends to ranks {', '.join(map(str, sorted(mine)))}"
-            return Finding(name, False, expected, told, "successor")
-    followed = [next(iter(mine), None) for mine in peers]
-    at, steps = 0, 0
-    while followed[at] is not None and steps < ranks:
-        at, steps = followed[at], steps + 1
-        if at == 0:
-            break
-    if steps != ranks or at != 0:
-        told = ", ".join(f"{rank} to {peer}" for rank, peer in enumerate(followed) if peer is not None) or "nobody sends"
-        return Finding(name, False, expected, f"{where}: {told}", "silent" if not any(peers) else "successor")
+            return Finding(name, False, expected, f"{where}: rank {rank} sends to ranks {', '.join(map(str, mine))}", "successor")
+    arrows = {rank: mine[0] for rank, mine in enumerate(peers) if mine}
+    if len(set(arrows.values())) < len(arrows) or any(_back_after(arrows, rank) not in (None, ranks) for rank in arrows):
+        told = ", ".join(f"{rank} to {peer}" for rank, peer in arrows.items())
+        return Finding(name, False, expected, f"{where}: {told}", "successor")
     return Finding(name, True, expected, "one ring")
+
+
+def _back_after(arrows: dict[int, int], start: int) -> int | None:
+    """After how many arrows one is back where one started, if ever."""
+    at, steps = arrows.get(start), 1
+    while at is not None and at != start and steps <= len(arrows):
+        at, steps = arrows.get(at), steps + 1
+    return steps if at == start else None
 
 
 def traffic_picture(rows: Sequence[dict[str, Any]], title: str) -> "Figure":

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from labkit.checks._allreduce_hints import HINTS, on_error
 from labkit.checks._allreduce_naive import judge_sum
 from labkit.checks._allreduce_ring import _judge_bits
-from labkit.checks._allreduce_traffic import DTYPES, FORBIDS, collective, in_flight, numbers, observe, rows_of, sends, traffic_picture
+from labkit.checks._allreduce_traffic import DTYPES, FORBIDS, Observer, collective, in_flight, numbers, rows_of, sends, traffic_picture
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 
 if TYPE_CHECKING:
@@ -25,11 +25,10 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
 
     cases = [
         Case("8 ranks", {"runs": [run(47)]}, world_size=8),
-        Case("6 ranks", {"runs": [run(29)]}, world_size=6, covers=(EDGE,)),
         Case("3 ranks", {"runs": [run(21)]}, world_size=3, covers=(EDGE,)),
     ]
     if strict:
-        others = [(1, 7), (2, 33), (4, 18), (5, 26), (7, 31)]
+        others = [(1, 7), (5, 26), (6, 29)]
         cases += [Case(f"{ranks} ranks", {"runs": [run(count)]}, world_size=ranks, covers=(EDGE,)) for ranks, count in others]
     return cases
 
@@ -37,7 +36,8 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
 def _probe(candidate: Any, case: Case) -> Observation:
     (run,) = case.values["runs"]
     x = numbers(run["shape"], DTYPES[run["dtype"]], run["seed"], dist.get_rank())
-    _, row = observe(lambda: candidate(x))
+    with Observer() as observer:
+        _, row = observer.run(candidate, x)
     return Observation({"rows": [row]}, {"0": x})
 
 
@@ -94,7 +94,7 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
     rows = rows_of(seen, 0)
     parts = [numbers(run["shape"], DTYPES[run["dtype"]], run["seed"], rank) for rank in range(case.world_size)]
     flight = in_flight(rows, case.name)
-    summed, bits = judge_sum(seen, 0, parts, case.name, "sum"), _judge_bits(seen, 0, case.name)
+    summed, bits = judge_sum(seen, 0, parts, case.name), _judge_bits(seen, 0, case.name)
     if not flight.passed:
         summed = Finding("sum", False, summed.expected, "cannot be relied on: see below")
         bits = Finding("same bits", False, bits.expected, summed.observed)
@@ -138,7 +138,7 @@ register(Check(
     criteria=(
         Criterion("sum", "numbers", 0.25, "recomputed"),
         Criterion("messages in a row", "technique", 0.25, "wire"),
-        Criterion("same bits", "technique", 0.125, "recomputed"),
+        Criterion("same bits", "cost", 0.125, "recomputed"),
         Criterion("buffers in flight", "cost", 0.125),
         Criterion(EDGE, "cost", 0.25, "recomputed"),
     ),

@@ -21,6 +21,7 @@ _HOMES = {
     "traffic": "labkit.figures.allreduce",
     "ring_steps": "labkit.figures.allreduce",
     "message_lanes": "labkit.figures.allreduce",
+    "predicted_times": "labkit.figures.allreduce",
     "value_histogram": "labkit.figures.number_formats",
     "staircase": "labkit.figures.number_formats",
 }

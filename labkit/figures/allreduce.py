@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from labkit.figures.colours import LINES
-from labkit.figures.picture import FAINT, INK, Picture, new_picture, styled
+from labkit.figures.picture import FAINT, INK, Picture, new_picture, quiet_legend, styled
 from labkit.figures.units import human_bytes, time_unit
 
 if TYPE_CHECKING:
@@ -186,3 +186,24 @@ def _bars(recordings: Sequence[Recording]) -> list[tuple[int, int, float, float]
     ]
     first = min((start for _, _, start, _ in bars), default=0.0)
     return [(rank, peer, start - first, end - first) for rank, peer, start, end in bars]
+
+
+@styled
+def predicted_times(measured: Mapping[str, Mapping[int, float]], predicted: Mapping[str, Mapping[int, float]], *, title: str) -> Picture:
+    """Seconds on a simulated wire against bytes: points were measured, lines were predicted. Both are name -> bytes -> seconds."""
+    picture, axes = new_picture(6.8, 3.8)
+    for number, (name, times) in enumerate(measured.items()):
+        colour, marker = LINES[number % len(LINES)], "os^Dv<"[number % 6]
+        line = predicted.get(name, {})
+        axes.plot(list(line), [1000 * value for value in line.values()], color=colour, ls="--", lw=1.2)
+        axes.plot(list(times), [1000 * value for value in times.values()], color=colour, ls="", marker=marker, ms=5.5, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="bytes of the tensor", ylabel="ms")
+    axes.set_title(f"{title}: measured (points), predicted (lines), on a simulated wire", pad=24)
+    quiet_legend(axes, ncols=4)
+    told = [
+        f"{name}: " + ", ".join(f"{human_bytes(size)} {1000 * value:.3g} ms, predicted {1000 * predicted[name][size]:.3g} ms"
+                                for size, value in times.items() if size in predicted.get(name, {}))
+        for name, times in measured.items()
+    ]  # fmt: skip
+    picture.alt = f"{title}, on a simulated wire. " + "; ".join(told) + "."
+    return picture
