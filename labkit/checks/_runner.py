@@ -119,7 +119,9 @@ def _read(check: Check, case: Case, reports: Sequence[Report], nonce: str) -> Ob
         rank, report = min(bad, key=lambda item: order.index(item[1].status) if item[1].status in order else len(order))
         status = {"exit": "error"}.get(report.status, report.status)
         first = (report.detail.strip().splitlines() or ["ended without an answer"])[0]
-        return _Problem(status, first[:160], f"With {case.name}: {report.detail.strip() or first}")
+        ended = {"type": report.status, "message": report.output[-4000:], "frames": []}  # a backend that aborts says why on stderr
+        hint = check.on_error(ended) if check.on_error and report.status == "exit" else None
+        return _Problem(status, first[:160], f"With {case.name}: {report.detail.strip() or first}", hint)
     if problems:  # a rank that raised is why the others wait for it
         return next((one for one in problems if one.status == "flagged"), problems[0])
     observations = [one for one in told if isinstance(one, Observation)]
