@@ -206,8 +206,11 @@ def _judge_place(seen: Observation, index: int, pairs: list[Any], parts: list[to
                 return Finding(name, False, expected, f"{where}: returned a tensor of other memory", "copy-back")
         given, around = pairs[rank]
         before, after = around.clone(), one.tensors[f"{index}/around"].clone()
-        for tensor in (before, after):
-            tensor.as_strided(given.shape, given.stride(), given.storage_offset()).zero_()
+        inside = [tensor.as_strided(given.shape, given.stride(), given.storage_offset()) for tensor in (before, after)]
+        if close(x, total_, parts) and not torch.equal(inside[1], x):
+            return Finding(name, False, expected, f"{where}: x lies in other memory than before", "copy-back")
+        for tensor in inside:
+            tensor.zero_()
         if not torch.equal(before, after):
             return Finding(name, False, expected, f"{where}: numbers beside x have changed", "shape")
     return Finding(name, True, expected, "so")

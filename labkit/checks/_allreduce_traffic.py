@@ -109,7 +109,7 @@ def shares(observed: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[float]
         return None
     matrix, target = torch.stack([part.flatten().double() for part in parts], 1), observed.flatten().double()
     found = torch.linalg.lstsq(matrix, target).solution
-    if ((matrix @ found - target).abs().max() > 2e-2 * matrix.abs().max()).item():
+    if ((matrix @ found - target).abs().max() > 2e-2 * target.abs().max()).item():
         return None
     return [round(value, 2) + 0.0 for value in found.tolist()]
 

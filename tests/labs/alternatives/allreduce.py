@@ -1,6 +1,7 @@
 """Right all-reduces, each built differently: none of these may lose a point."""
 
 import math
+import threading
 
 import torch
 import torch.distributed as dist
@@ -175,6 +176,45 @@ def negative(chunks):
         grows.add_(into)
         work.wait()
     return rank + 1 - world
+
+
+@right("receives of all steps posted first, sends as their chunks come", check=GATHER)
+def posted_first(chunks, mine):
+    rank, world = place()
+    coming = [dist.irecv(chunks[(mine - step - 1) % world], (rank - 1) % world) for step in range(world - 1)]
+    going = []
+    for step in range(world - 1):
+        going.append(dist.isend(chunks[(mine - step) % world], (rank + 1) % world))
+        coming[step].wait()
+    for work in going:
+        work.wait()
+
+
+@right("sends waited for at the end, one receive buffer per step", check=SCATTER)
+def waits_at_the_end(chunks):
+    rank, world = place()
+    works, buffers = [], [torch.full_like(max(chunks, key=len), 3) for _ in range(world)]
+    for step in range(world - 1):
+        works.append(dist.isend(chunks[(rank - step) % world], dst=(rank + 1) % world))
+        grows = chunks[(rank - step - 1) % world]
+        into = buffers[step].narrow(0, 0, grows.shape[0])
+        dist.irecv(into, src=(rank - 1) % world).wait()
+        grows[:] = grows + into
+    return [(work.wait(), (rank + 1) % world) for work in works][-1][1] if works else 0
+
+
+@right("a thread that sends", check=SCATTER)
+def threaded(chunks):
+    rank, world = place()
+    for step in range(world - 1):
+        grows = chunks[(rank - step - 1) % world]
+        into = torch.empty_like(grows)
+        sender = threading.Thread(target=dist.send, args=(chunks[(rank - step) % world], (rank + 1) % world))
+        sender.start()
+        dist.recv(into, (rank - 1) % world)
+        sender.join()
+        grows += into
+    return (rank + 1) % world
 
 
 # -- 6.4 --

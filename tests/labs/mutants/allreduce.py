@@ -546,6 +546,43 @@ def ring_column(x):
     return x
 
 
+@wrong("AR-11 x is given other memory", check=RING, criterion="in place", hint="copy-back")
+def ring_other_memory(x):
+    flat = x.contiguous().view(-1).clone()
+    whole_ring()(flat)
+    x.data = flat.view(x.shape)
+    return x
+
+
+@wrong("fresh: one phase this way round, the other that way", check=RING, criterion="one successor", hint="successor")
+def ring_both_ways(x):
+    flat = x.contiguous().view(-1)
+    rank, world = place()
+    chunks = list(flat.tensor_split(world))
+    mine = scatter()(chunks)
+    for step in range(world - 1):
+        swap(chunks[(mine + step) % world], chunks[(mine + step + 1) % world], (rank - 1) % world, (rank + 1) % world)
+    x.copy_(flat.view_as(x))
+    return x
+
+
+@wrong("fresh: four ranks known in advance", check=RING, criterion="runs", hint="pieces")
+def ring_of_four(x):
+    flat = x.contiguous().view(-1)
+    chunks = list(flat.tensor_split(dist.get_world_size()))
+    [chunks[number] for number in range(min(4, max(1, dist.get_world_size() * 4)))]
+    return whole_ring()(x)
+
+
+@wrong("fresh: 64-bit integers as two of 32", check=RING, criterion="other dtypes", hint="garbage")
+def ring_narrow(x):
+    if x.dtype != torch.int64:
+        return whole_ring()(x)
+    narrow = x.to(torch.int32).to(torch.int64)
+    whole_ring()(narrow)
+    return x.copy_(narrow)
+
+
 @wrong("AR-17 returns it flat", check=RING, criterion="in place", hint="shape")
 def ring_flat(x):
     return whole_ring()(x).reshape(-1)
