@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from labkit.ranks.child import Seat
 
 
-def join_group(seat: "Seat", writer: page.Writer) -> page.Writer:
+def join_group(seat: "Seat", writer: page.Writer) -> None:
     """Initialise ``torch.distributed`` for this rank (gloo; NCCL too where every rank has a card of its own; or the link's)."""
     import torch
     import torch.distributed as dist
@@ -36,8 +36,6 @@ def join_group(seat: "Seat", writer: page.Writer) -> page.Writer:
         timeout=datetime.timedelta(seconds=max(60.0, 10 * seat.spec["timeout"])),
     )
     notes.install(writer, *types)
-    writer.set_state(page.RUNNING)
-    return writer
 
 
 def _register_link(seat: "Seat", writer: page.Writer) -> tuple[str, list]:

@@ -10,11 +10,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from labkit.ranks import wire
 from labkit.ranks.errors import NestedRanksError, ServerError
+from labkit.ranks.faults import Fault, to_spec
 from labkit.ranks.link import Link
 from labkit.ranks.sources import with_source
 
@@ -27,11 +29,12 @@ _CODE = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from labkit.ra
 class RankReport:
     """What became of one rank.
 
-    ``status`` is one of ok, error, exit, timeout, deadlock, memory, interrupted (stopped because a peer failed) and protocol (what
-    it sent cannot be read). ``data`` is what the entry returned. ``error`` has type, message, traceback (text) and notes.
-    ``output`` is its stdout and stderr in the order written; ``seconds`` the time in the entry (until it was stopped, else).
-    ``detail`` says what there is to say beyond that: exit code or signal, who waits for whom, the stack when it was stopped.
-    ``ended`` is when it ended, in seconds since the job began: the smallest among failures is the cause.
+    ``status`` is one of ok, error, exit, timeout, deadlock, memory, interrupted (stopped because a peer failed), killed (by a
+    planned fault) and protocol (what it sent cannot be read). ``data`` is what the entry returned. ``error`` has type, message,
+    traceback (text) and notes. ``output`` is its stdout and stderr in the order written; ``seconds`` the time in the entry (until
+    it was stopped, else). ``detail`` says what there is to say beyond that: exit code or signal, who waits for whom, the stack
+    when it was stopped. ``ended`` is when it ended, in seconds since the job began: the smallest among failures is the cause.
+    ``lives`` counts how often it was started: more than once after a planned restart.
     """
 
     rank: int
@@ -42,6 +45,7 @@ class RankReport:
     seconds: float = 0.0
     detail: str = ""
     ended: float = 0.0
+    lives: int = 1
 
 
 class _Server:
@@ -147,12 +151,15 @@ def launch(
     max_result_bytes: int = 1 << 30,
     env: dict[str, str] | None = None,
     link: Link | None = None,
+    faults: Sequence[Fault] = (),
+    shared: bool = False,
 ) -> list[RankReport]:
     """Run ``entry`` ("module:function") on ``world_size`` fresh processes, forked warm; one report per rank, in order.
 
     Each calls ``function(payload, rank, world_size)``, which must return bytes. With ``init_process_group``, torch.distributed
     is initialised (gloo; over a modelled wire with ``link``). ``timeout`` is in seconds. ``env`` adds to the environment, which
-    is otherwise the caller's of now.
+    is otherwise the caller's of now. ``faults`` strike as planned. ``shared``: give ranks without a group, too, what they share
+    (a folder for addresses, notes of who waits).
     Nothing that a rank sends is unpickled here. Raises NestedRanksError inside a rank, ServerError when no process can be
     started, and whatever interrupts the wait (KeyboardInterrupt), after every process of the job is gone.
     """
@@ -167,6 +174,8 @@ def launch(
         "max_result_bytes": max_result_bytes,
         "env": {**os.environ, **(env or {})},
         "cwd": os.getcwd(),
+        "shared": shared or bool(faults),
+        "faults": to_spec(list(faults), world_size),
         "link": link.as_dict() if link is not None else None,
         "path": [os.path.abspath(item or os.getcwd()) for item in sys.path],
     }
@@ -236,4 +245,5 @@ def _read_report(sock: socket.socket, rank: int, max_result_bytes: int) -> RankR
     return RankReport(
         rank=rank, status=plain["status"], data=bytes(data), error=error, output=output.decode("utf-8", "replace"),
         seconds=plain["seconds"], detail=with_source(plain["detail"]), ended=plain["ended"],
+        lives=plain["lives"],
     )

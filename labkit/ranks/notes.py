@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from labkit.ranks import page
+from labkit.ranks import here, page
 
 # ProcessGroup method -> what a learner calls it. Names of several torch versions; those that are missing are skipped.
 _COLLECTIVES = {
@@ -69,6 +69,7 @@ class _Notes:
         @functools.wraps(original)
         def noted(group, *args, **kwargs):
             key, _ = self._group(group)
+            here.reached(page.KINDS[kind])
             index = self.writer.post(page.COLLECTIVE, key, 0, 0)
             work = original(group, *args, **kwargs)
             self._remember(work, (kind, key, page.ANY_PEER, 0, index))
@@ -85,6 +86,7 @@ class _Notes:
             peer = args[0] if args else next((kwargs[name] for name in named if name in kwargs), page.ANY_PEER)
             other = members[peer] if 0 <= peer < len(members) else page.ANY_PEER
             tag = args[1] if len(args) > 1 else kwargs.get("tag", 0)
+            here.reached(page.KINDS[kind])
             index = self.writer.post(direction, key, other, tag)
             work = original(group, tensors, *args, **kwargs)
             self._remember(work, (kind, key, other, tag, index))
@@ -98,6 +100,7 @@ class _Notes:
         @functools.wraps(original)
         def noted(group, tensors, tag):
             key, _ = self._group(group)
+            here.reached("recv")
             index = self.writer.post(page.RECV, key, page.ANY_PEER, tag)
             work = original(group, tensors, tag)
             self._remember(work, (kind, key, page.ANY_PEER, tag, index))
@@ -131,6 +134,7 @@ class _Notes:
         def noted(work, *args, **kwargs):
             if any(args) or any(kwargs.values()):  # a wait with a timeout ends by itself
                 return original(work, *args, **kwargs)
+            here.reached("wait")
             at = self.writer.begin_wait(*self.works.get(work, _UNKNOWN))
             try:
                 return original(work, *args, **kwargs)

@@ -189,6 +189,15 @@ def read(memory: mmap.mmap, rank: int) -> Snapshot:
     return snapshot
 
 
+def clear(memory: mmap.mmap, rank: int) -> None:
+    """Forget all that a rank has noted: it starts again."""
+    block = _block(memory, rank)
+    for at in range(WORDS):
+        if block[at] and at != _CHANGES:
+            block[at] = 0
+    block[_CHANGES] += 1
+
+
 def changes(memory: mmap.mmap, ranks: int) -> tuple[int, ...]:
     """One number per rank that grows with everything the rank notes: equal tuples mean nothing happened."""
     words = memoryview(memory).cast("q")

@@ -65,6 +65,11 @@ class Watch:
         self.patience_s = QUIET_UNPROVEN_S
         self._reset(None)
 
+    def follow(self, rank: int, pid: int) -> None:
+        """`rank` lives on in another process."""
+        self.pids[rank] = pid
+        self._reset(None)
+
     def _reset(self, noted: tuple | None) -> None:
         self.noted, self.since, self.looks = noted, time.monotonic(), 0
         self.before: dict[int, dict[int, _Thread]] = {}
