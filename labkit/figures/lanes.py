@@ -26,7 +26,7 @@ def lanes(
 ) -> Picture:
     """Draw the recordings of up to 16 ranks as lanes over one time axis.
 
-    recordings : one `Recording` per rank, in order, as `run_ranks(..., record=True).recordings`
+    recordings : one `Recording` per rank, in order, as `run_ranks(..., record=True).recordings`; None for one that was killed
     start_s, end_s : the part of time to show, in seconds since the first recording began
     memory : draw each rank's live bytes below
 
@@ -34,8 +34,9 @@ def lanes(
     over both. Bars of a simulated link are its modelled times. Of real messages only calls that wait have a length; the launch of
     an asynchronous one is a tick. Raises ValueError for no recordings, or more than 16.
     """
-    if not 1 <= len(recordings) <= MOST_RANKS:
-        raise ValueError(f"lanes takes the recordings of 1 to {MOST_RANKS} ranks, not {len(recordings)}")
+    count = sum(recording is not None for recording in recordings)
+    if not 1 <= count <= MOST_RANKS:
+        raise ValueError(f"lanes takes the recordings of 1 to {MOST_RANKS} ranks, not {count}")
     rows = lanes_of(recordings)
     end = end_s if end_s is not None else max(lane.end_s for lane in rows)
     tall = max(0.34, min(0.62, 5.4 / len(rows)))
@@ -56,7 +57,7 @@ def lanes(
     above.grid(False)
     for border in range(1, len(rows)):
         above.axhline(border, color=FAINT, lw=0.8)
-    link = next((recording.link for recording in recordings if recording.link), None)
+    link = next((recording.link for recording in recordings if recording and recording.link), None)
     head = _link_words(link) if any(lane.simulated for lane in rows) else ""
     above.set_title(title + (f"   ({head})" if title and head else head), pad=24)
     _legend(above, rows, colours)
@@ -65,7 +66,7 @@ def lanes(
     axes[-1, 0].set_xlabel(f"time ({unit})")
     shown = "" if end_s is None and not start_s else f", shown from {human_seconds(start_s)} to {human_seconds(end)}"
     picture.alt = (
-        f"{title or 'Lanes'}: {len(rows)} ranks over {human_seconds(max(lane.end_s for lane in rows))}{shown}"
+        f"{title or 'Lanes'}: {len(rows)} rank{'s' * (len(rows) > 1)} over {human_seconds(max(lane.end_s for lane in rows))}{shown}"
         + (f", messages on a {head}" if head else "") + ". " + "; ".join(lane.words for lane in rows) + "."
     )  # fmt: skip
     return picture

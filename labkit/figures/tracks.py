@@ -47,10 +47,11 @@ def offsets(recordings: Sequence[Any]) -> list[float]:
 
 
 def lanes_of(recordings: Sequence[Any], columns: int = 900) -> list[Lane]:
-    """One lane per recording, in order."""
-    starts = offsets(recordings)
-    end = max(start + recording.seconds for start, recording in zip(starts, recordings, strict=True))
-    return [_lane(rank, recording, start, end / columns) for rank, (recording, start) in enumerate(zip(recordings, starts, strict=True))]
+    """One lane per recording, in order; None stands for a rank that has none."""
+    present = [(rank, recording) for rank, recording in enumerate(recordings) if recording is not None]
+    starts = offsets([recording for _, recording in present])
+    end = max(start + recording.seconds for start, (_, recording) in zip(starts, present, strict=True))
+    return [_lane(rank, recording, start, end / columns) for start, (rank, recording) in zip(starts, present, strict=True)]
 
 
 def _lane(rank: int, recording: Any, start: float, pixel: float) -> Lane:

@@ -125,6 +125,8 @@ def _work(seat: Seat) -> list[bytes]:
                 from labkit.ranks.group import join_group
 
                 join_group(seat, writer)
+            if seat.spec["live"]:
+                here.current().tell = lambda data: wire.write_all(seat.result_fd, wire.frame(b"L", data))
             writer.set_state(page.RUNNING)
         module, _, name = seat.spec["entry"].partition(":")
         function = getattr(importlib.import_module(module), name)

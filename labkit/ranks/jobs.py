@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -153,13 +153,14 @@ def launch(
     link: Link | None = None,
     faults: Sequence[Fault] = (),
     shared: bool = False,
+    on_live: Callable[[int, dict], None] | None = None,
 ) -> list[RankReport]:
     """Run ``entry`` ("module:function") on ``world_size`` fresh processes, forked warm; one report per rank, in order.
 
     Each calls ``function(payload, rank, world_size)``, which must return bytes. With ``init_process_group``, torch.distributed
     is initialised (gloo; over a modelled wire with ``link``). ``timeout`` is in seconds. ``env`` adds to the environment, which
     is otherwise the caller's of now. ``faults`` strike as planned. ``shared``: give ranks without a group, too, what they share
-    (a folder for addresses, notes of who waits).
+    (a folder for addresses, notes of who waits). ``on_live(rank, news)`` is called while they run with what they tell.
     Nothing that a rank sends is unpickled here. Raises NestedRanksError inside a rank, ServerError when no process can be
     started, and whatever interrupts the wait (KeyboardInterrupt), after every process of the job is gone.
     """
@@ -174,6 +175,7 @@ def launch(
         "max_result_bytes": max_result_bytes,
         "env": {**os.environ, **(env or {})},
         "cwd": os.getcwd(),
+        "live": on_live is not None,
         "shared": shared or bool(faults),
         "faults": to_spec(list(faults), world_size),
         "link": link.as_dict() if link is not None else None,
@@ -182,7 +184,7 @@ def launch(
     for attempt in (1, 2):
         server = _current_server()
         try:
-            return _converse(server, spec, payload)
+            return _converse(server, spec, payload, on_live)
         except (EOFError, BrokenPipeError, ConnectionResetError) as lost:
             if server.still_running():
                 # What died is the process that watches the ranks: killed from inside the job, or for lack of memory.
@@ -202,7 +204,9 @@ def _unreadable(world_size: int, why: str) -> list[RankReport]:
     return [RankReport(rank, "protocol", detail=why) for rank in range(world_size)]
 
 
-def _converse(server: _Server, spec: dict, payload: bytes) -> list[RankReport]:
+def _converse(
+    server: _Server, spec: dict, payload: bytes, on_live: Callable[[int, dict], None] | None = None
+) -> list[RankReport]:
     server.wait_ready()
     ours, theirs = socket.socketpair()
     done = False
@@ -213,7 +217,7 @@ def _converse(server: _Server, spec: dict, payload: bytes) -> list[RankReport]:
         ours.sendall(wire.header(b"P", len(payload)))
         ours.sendall(payload)
         ours.settimeout(spec["timeout"] + PATIENCE_S)
-        reports = [_read_report(ours, rank, spec["max_result_bytes"]) for rank in range(spec["world_size"])]
+        reports = [_read_report(ours, rank, spec["max_result_bytes"], on_live) for rank in range(spec["world_size"])]
         done = True
         return reports
     finally:
@@ -234,8 +238,11 @@ def _hang_up(ours: socket.socket) -> None:
                 continue
 
 
-def _read_report(sock: socket.socket, rank: int, max_result_bytes: int) -> RankReport:
-    _, summary = wire.read_frame(sock, wire.JSON_LIMIT)
+def _read_report(sock: socket.socket, rank: int, max_result_bytes: int, on_live: Callable[[int, dict], None] | None) -> RankReport:
+    kind, summary = wire.read_frame(sock, wire.JSON_LIMIT)
+    while kind == b"L" and on_live is not None:
+        on_live(summary[0], wire.load_json(summary[1:]))
+        kind, summary = wire.read_frame(sock, wire.JSON_LIMIT)
     _, data = wire.read_frame(sock, max_result_bytes)
     _, output = wire.read_frame(sock, 4 << 20)
     plain = wire.load_json(summary)

@@ -25,7 +25,7 @@ _AT_THREADS = _AT_WAITS + _WAITS * _WAIT
 _AT_GROUPS = _AT_THREADS + _THREADS
 _AT_SLOTS = _AT_GROUPS + _GROUPS * _GROUP
 WORDS = _AT_SLOTS + _SLOTS * _SLOT
-_STATE, _CHANGES, _OVERFLOW, _SLOT_COUNT, _GROUP_COUNT = range(5)
+_STATE, _CHANGES, _OVERFLOW, _SLOT_COUNT, _GROUP_COUNT, _RESTLESS = range(6)
 _MASK_BITS = 62
 MAX_RANKS = 4 * _MASK_BITS
 
@@ -53,6 +53,7 @@ class Snapshot:
     threads: list[int]  # native ids of Python threads that were not waiting when the last wait began
     groups: dict[int, list[int]] = field(default_factory=dict)  # group -> members as global ranks
     posted: dict[tuple[int, int, int, int], int] = field(default_factory=dict)  # (direction, group, peer, tag) -> count
+    restless: int = 0  # the native id of a thread that runs though it does nothing for the function
 
 
 def group_key(name: str) -> int:
@@ -91,9 +92,11 @@ class Writer:
             self.words[_STATE] = state
             self.words[_CHANGES] += 1
 
-    def exempt(self, thread: int) -> None:
-        """A thread of labkit's own (its native id), from which nothing will come by itself."""
+    def exempt(self, thread: int, restless: bool = False) -> None:
+        """A thread of labkit's own (its native id), from which nothing will come by itself; `restless`: though it runs."""
         self._exempt.add(thread)
+        if restless:
+            self.words[_RESTLESS] = thread
 
     def touch(self) -> None:
         """Say that something moves, though nothing is posted and no wait ends."""
@@ -177,7 +180,7 @@ def read(memory: mmap.mmap, rank: int) -> Snapshot:
         if thread == 0:
             break
         threads.append(thread)
-    snapshot = Snapshot(words[_STATE], words[_CHANGES], bool(words[_OVERFLOW]), waits, threads)
+    snapshot = Snapshot(words[_STATE], words[_CHANGES], bool(words[_OVERFLOW]), waits, threads, restless=words[_RESTLESS])
     for number in range(min(max(words[_GROUP_COUNT], 0), _GROUPS)):
         at = _AT_GROUPS + number * _GROUP
         snapshot.groups[words[at]] = [

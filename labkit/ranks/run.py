@@ -1,6 +1,7 @@
 """``run_ranks``: a function of the notebook on several ranks, as one call."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ def run_ranks(
     link: Link | None = None,
     faults: Sequence[Fault] = (),
     group: bool = True,
+    live: bool | str = False,
     **kwargs: Any,
 ) -> RankResult:
     """Call ``fn(*args, **kwargs)`` on ``world_size`` processes of this machine that share a ``torch.distributed`` group (gloo).
@@ -49,6 +51,7 @@ def run_ranks(
     globals it uses, at most 64 MiB of them. record: run it under a Recorder on every rank. timeout: seconds, a backstop.
     link: a simulated wire between the ranks, see ``Link``. faults: what happens to ranks on purpose, see ``labkit.ranks.faults``.
     group: False for functions that bring a transport of their own; ``labkit.ranks.rank()`` then says which rank it is.
+    live: record, draw every rank's live memory while they run, and leave their lanes; a string is the picture's title.
 
     Raises what a rank raised, with a note that names the rank and shows its traceback (the rank that failed first, not those that
     fell with it); RankError where there is no such exception or it cannot travel; DeadlockError when every rank waits and nothing
@@ -60,19 +63,34 @@ def run_ranks(
         raise TypeError(f"run_ranks takes a function first, not {type(fn).__name__}")
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"world_size is a whole number from 1 to {MAX_RANKS}, not {world_size!r}")
-    payload = cargo.pack(fn, args, kwargs, record)
+    payload = cargo.pack(fn, args, kwargs, "live" if live else "record" if record else "")
     if link is not None and not group:
         raise ValueError("a link carries the messages of a torch.distributed group: with group=False there are none")
-    reports = launch(
-        payload, world_size=world_size, entry="labkit.ranks.call:call", timeout=timeout, init_process_group=group, link=link,
-        faults=faults, shared=True,
-    )  # fmt: skip
-    if any(report.status not in ("ok", "killed") for report in reports):
-        raise _failure(reports, timeout)
+    how = {"timeout": timeout, "init_process_group": group, "link": link, "faults": faults, "shared": True}
+    with _watched(live, world_size, fn) as view:
+        reports = launch(payload, world_size=world_size, entry="labkit.ranks.call:call", **how, on_live=view.take if view else None)
+        if any(report.status not in ("ok", "killed") for report in reports):
+            raise _failure(reports, timeout)
+        result = _result(reports, bool(record or live))
+        if view:
+            view.recordings = result.recordings
+    return result
+
+
+def _watched(live: bool | str, world_size: int, fn: Any) -> Any:
+    """What shows the ranks while they run, or nothing; a leaf that only this asks for."""
+    if not live:
+        return nullcontext()
+    from labkit.widgets.ranks import LiveRanks
+
+    return LiveRanks(world_size, live if isinstance(live, str) else getattr(fn, "__name__", "Ranks"))
+
+
+def _result(reports: list[RankReport], recorded: bool) -> RankResult:
     opened = [travel.loads(report.data) if report.status == "ok" else (None, None) for report in reports]
     return RankResult(
         values=[value for value, _ in opened],
-        recordings=_recordings([wire for _, wire in opened]) if record else [],
+        recordings=_recordings([wire for _, wire in opened]) if recorded else [],
         outputs=[report.output for report in reports],
         seconds=[report.seconds for report in reports],
         lives=[report.lives for report in reports],

@@ -88,6 +88,7 @@ class Job:
                 if key.data == "caller":
                     return False
                 self._read(key)
+            self._forward()
             if os.getppid() != self.server:
                 return False
             self._reap()
@@ -153,6 +154,14 @@ class Job:
             key.data(data)
         else:
             self.selector.unregister(key.fd)
+
+    def _forward(self) -> None:
+        """Hand on what ranks tell while they run, to a caller who wants it."""
+        for rank in self.ranks:
+            while rank.reader.streamed:
+                told = rank.reader.streamed.popleft()
+                if self.spec["live"]:
+                    self.sock.sendall(wire.frame(b"L", bytes([rank.number % 256]) + told))
 
     def _reap(self) -> None:
         by_pid = {rank.pid: rank for rank in self.ranks}
