@@ -34,7 +34,7 @@ class LiveRanks:
         if someone_watches():
             from labkit.widgets.ranks_chart import RanksChart
 
-            self._chart = RanksChart(info=self._info("starting"))
+            self._chart = RanksChart(key=self._place.key, info=self._info("starting"))
             self._place.show_live(self._chart, f"{self._title}: the cell still ran when this was saved.")
         return self
 
@@ -71,9 +71,9 @@ class LiveRanks:
                 np.maximum.at(row, slots, live)
         return seconds, rows
 
-    def _send(self, state: str) -> None:
+    def _send(self, state: str, leaves: str = "") -> None:
         seconds, rows = self.grid()
-        self._chart.send(np.concatenate([seconds[None], rows]), self._info(state))
+        self._chart.send(np.concatenate([seconds[None], rows]), {**self._info(state), "leaves": leaves})
 
     def _info(self, state: str) -> dict[str, Any]:
         ranks = [
@@ -100,18 +100,19 @@ class LiveRanks:
         if notebook_kernel() is None:
             print(self.words(state))
             return
-        if self._chart is not None:
-            self._send(state)
         from labkit.figures.lanes import MOST_RANKS, lanes
         from labkit.figures.picture import still
         from labkit.figures.plots import lines
 
         if present and len(present) <= MOST_RANKS:
-            self._place.show_picture(still(lanes(self.recordings, self._title)))
-            return
-        seconds, rows = self.grid()
-        curves = {f"rank {number}": (seconds, row / 2**20) for number, row in enumerate(rows)}
-        self._place.show_picture(still(lines(curves, title=self._title, x="time (s)", y="live memory (MiB)"), self.words(state)))
+            picture = still(lanes(self.recordings, self._title))
+        else:
+            seconds, rows = self.grid()
+            curves = {f"rank {number}": (seconds, row / 2**20) for number, row in enumerate(rows)}
+            picture = still(lines(curves, title=self._title, x="time (s)", y="live memory (MiB)"), self.words(state))
+        if self._chart is not None:
+            self._send(state, picture.alt)
+        self._place.show_picture(picture)
 
 
 def _thinned(curve: np.ndarray, most: int = 3000) -> np.ndarray:

@@ -12,10 +12,13 @@ from labkit.widgets.place import static_source
 
 
 class RanksChart(anywidget.AnyWidget):
-    """`rows`: float64, seconds first and then live bytes of one rank after the other, all of equal length."""
+    """`rows`: float64, seconds first and then live bytes of one rank after the other, all of equal length. `info["leaves"]`: the words of
+    the picture that replaces the view.
+    """
 
-    _esm = static_source("uPlot.iife.min.js", "page.js", "ranks.js")
+    _esm = static_source("uPlot.iife.min.js", "page.js", "plot.js", "ranks.js")
     _css = static_source("uPlot.min.css", "labkit.css")
+    key = traitlets.Unicode().tag(sync=True)
     rows = traitlets.Bytes().tag(sync=True)
     info = traitlets.Dict().tag(sync=True)
 

@@ -34,8 +34,8 @@ class RanksView {
       scales: { x: { time: false }, y: { range: () => [0, Math.max(1, ...this.source.info.ranks.map((rank) => rank.peak)) * 1.1] } },
       series: [{}, ...series],
       axes: [
-        { stroke: ink, grid: { show: false }, space: 70, values: (u, splits) => splits.map((s) => humanSeconds(s)) },
-        { stroke: ink, grid, size: 66, space: 34, values: (u, splits) => splits.map((b) => (b === 0 ? "0" : humanBytes(b).replace(".0 ", " "))) },
+        { stroke: ink, grid: { show: false }, space: 70, values: (u, splits) => timeLabels(splits) },
+        { stroke: ink, grid, size: 66, space: 34, incrs: byteIncrements(), values: (u, splits) => splits.map((b) => (b === 0 ? "0" : humanBytes(b).replace(".0 ", " "))) },
       ],
     }, this.columns(), this.plotBox);
   }
@@ -68,9 +68,18 @@ function sourceOf(model) {
   return { info: model.get("info"), rows: new Float64Array(bytes.buffer) };
 }
 
+function initialize({ model }) {
+  const keep = () => {
+    const { leaves } = model.get("info");
+    if (leaves) page.remember(model.get("key"), leaves);
+  };
+  model.on("change:info", keep);
+  keep();
+}
+
 function render({ model, el }) {
   const view = new RanksView(el, sourceOf(model));
   model.on("change:info", () => view.show(sourceOf(model)));
 }
 
-export default { render };
+export default { initialize, render };
