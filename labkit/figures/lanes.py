@@ -86,11 +86,12 @@ def _link_words(link: dict | None) -> str:
 def _draw(
     axes: Axes, lane: Lane, floor: int, colours: dict[str, str], size: float, view: tuple[float, float], labelled: bool
 ) -> None:
+    width = view[1] - view[0]
+
     def bars(spans: list, track: tuple[float, float], colour: str, **looks: Any) -> None:
-        lengths = [(span[0] / size, (span[1] - span[0]) / size) for span in spans]
+        lengths = [(span[0] / size, max(span[1] - span[0], width / 900) / size) for span in spans]  # to be seen at all
         axes.broken_barh(lengths, (floor + track[0], track[1]), facecolors=colour, **looks)
 
-    width = view[1] - view[0]
     bars(lane.waits, _WORK, _WAIT, hatch="////", edgecolor="#9a9a9a", lw=0)
     for name, spans in lane.compute.items():
         bars(spans, _WORK, colours[name], lw=0)

@@ -6,6 +6,7 @@ do not; for these the supervisor looks at the stack.
 """
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -46,6 +47,7 @@ class _Notes:
         self.wrap(dist.ProcessGroup, dist.Work)
         new_group = self._new_group(dist.new_group)
         dist.new_group = distributed_c10d.new_group = new_group
+        self._threads()
 
     def wrap(self, group_type: type, work_type: type) -> None:
         for method, kind in _COLLECTIVES.items():
@@ -55,6 +57,32 @@ class _Notes:
         group_type.recv = self._message(group_type.recv, page.RECV, page.KINDS.index("recv"))
         group_type.recv_anysource = self._any_source(group_type.recv_anysource)
         work_type.wait = self._wait(work_type.wait)
+
+    def _threads(self) -> None:
+        """Waiting for another thread of this process, without end, is a wait too: a thread that is stuck takes its waiters along."""
+        writer, kind = self.writer, page.KINDS.index("thread")
+
+        def noted(original: Callable) -> Callable:
+            @functools.wraps(original)
+            def wait(self, timeout=None):
+                if timeout is not None or writer.waits():
+                    return original(self, timeout)
+                at = writer.begin_wait(kind, 0, page.ANY_PEER, 0, 0)
+                try:
+                    return original(self)
+                finally:
+                    writer.end_wait(at)
+
+            return wait
+
+        def start(self):
+            plain_start(self)
+            writer.note_threads()
+
+        plain_start = threading.Thread.start
+        threading.Thread.start = functools.wraps(plain_start)(start)
+        threading.Thread.join = noted(threading.Thread.join)
+        threading.Condition.wait = noted(threading.Condition.wait)
 
     def _group(self, group: dist.ProcessGroup) -> tuple[int, list[int]]:
         name = group.group_name

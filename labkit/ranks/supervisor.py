@@ -14,10 +14,10 @@ from contextlib import suppress
 
 from labkit.ranks import child, page, stacks, system, wire
 from labkit.ranks.accidents import Accidents
-from labkit.ranks.deadlock import Situation
+from labkit.ranks.deadlock import Situation, assess_stacks
 from labkit.ranks.process import Rank
 from labkit.ranks.verdicts import excuse_victims, judge_rank
-from labkit.ranks.watch import HAS_PROC, QUIET_BLIND_S, QUIET_S, Watch, uses_card
+from labkit.ranks.watch import HAS_PROC, QUIET_BLIND_S, QUIET_S, QUIET_UNPROVEN_S, Watch, uses_card
 
 SPEC_BYTES = 16 << 20
 PAYLOAD_BYTES = 1 << 34
@@ -121,27 +121,27 @@ class Job:
             if quiet_s >= (QUIET_S if HAS_PROC else QUIET_BLIND_S):
                 self.situation = situation
                 self._stop("deadlock")
-        elif HAS_PROC and quiet_s >= watcher.patience_s:
+        elif HAS_PROC and quiet_s >= (QUIET_UNPROVEN_S if situation else watcher.patience_s):
             self._stop("deadlock")
-            self.situation = situation or self._read_stacks()
+            self.situation = situation or self._read_stacks(done)
             if self.situation is None:
                 for rank in self.ranks:
                     rank.stopped = None
                 watcher.doubt()
         return self.situation is not None
 
-    def _read_stacks(self) -> Situation | None:
+    def _read_stacks(self, done: dict[int, str]) -> Situation | None:
         """For ranks that wait where nothing is noted (DDP's reducer, functional collectives): do all stacks say so?"""
-        said = {}
+        snapshots = [page.read(self.memory, rank.number) for rank in self.ranks]
+        unnoted = {}
         for rank in self.ranks:
-            if rank.finished:
+            if rank.finished or snapshots[rank.number].waits:
                 continue
             kind = stacks.in_communication(rank.stack, uses_card(rank.pid))
             if kind is None:
                 return None
-            waits = page.read(self.memory, rank.number).waits
-            said[rank.number] = f"rank {rank.number} waits in " + (waits[0].kind if waits else kind)
-        return Situation(said, proven=False)
+            unnoted[rank.number] = kind
+        return assess_stacks(snapshots, done, unnoted)
 
     def _read(self, key: selectors.SelectorKey) -> None:
         try:

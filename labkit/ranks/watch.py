@@ -14,7 +14,8 @@ from labkit.ranks import page
 from labkit.ranks.deadlock import Situation, assess
 
 QUIET_S = 0.5
-QUIET_UNPROVEN_S = 2.0
+QUIET_UNPROVEN_S = 2.0  # all wait in what is noted, though what they wait for may be under way
+QUIET_UNNOTED_S = 0.75  # some wait where nothing is noted: then their stacks are asked for, again and again more rarely
 QUIET_BLIND_S = 1.0  # without /proc (macOS) only the counts speak, so they must hold longer
 POLLER = "gloo_tcp_loop"
 POLLER_TURNS = 10
@@ -62,7 +63,7 @@ class Watch:
     def __init__(self, memory: mmap.mmap, pids: list[int]) -> None:
         self.memory, self.pids = memory, pids
         self.noted: tuple | None = None
-        self.patience_s = QUIET_UNPROVEN_S
+        self.patience_s = QUIET_UNNOTED_S
         self._reset(None)
 
     def follow(self, rank: int, pid: int) -> None:
