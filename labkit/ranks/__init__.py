@@ -19,6 +19,7 @@ _HOMES = {
     "event": "labkit.ranks.here",
     "rank": "labkit.ranks.here",
     "world_size": "labkit.ranks.here",
+    "device": "labkit.ranks.here",
     "restarts": "labkit.ranks.here",
     "RankError": "labkit.ranks.errors",
     "RankTimeout": "labkit.ranks.errors",

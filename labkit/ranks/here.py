@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from labkit.ranks.faults import Points
     from labkit.ranks.page import Writer
 
@@ -53,6 +55,21 @@ def world_size() -> int:
 def restarts() -> int:
     """How often this rank has been killed and started again (`faults.restart`). Raises RuntimeError outside a rank."""
     return current().restarts
+
+
+def device() -> torch.device:
+    """Where this rank's tensors belong: its card, one that it shares with other ranks where there are fewer, or the CPU.
+
+    Makes the card the current one. Raises RuntimeError outside a rank.
+    """
+    import torch
+
+    seat = current()
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    card = torch.device("cuda", seat.rank % torch.cuda.device_count())
+    torch.cuda.set_device(card)
+    return card
 
 
 def event(name: str) -> None:

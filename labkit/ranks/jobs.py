@@ -153,14 +153,16 @@ def launch(
     link: Link | None = None,
     faults: Sequence[Fault] = (),
     shared: bool = False,
+    backend: str | None = None,
     on_live: Callable[[int, dict], None] | None = None,
 ) -> list[RankReport]:
     """Run ``entry`` ("module:function") on ``world_size`` fresh processes, forked warm; one report per rank, in order.
 
     Each calls ``function(payload, rank, world_size)``, which must return bytes. With ``init_process_group``, torch.distributed
-    is initialised (gloo; over a modelled wire with ``link``). ``timeout`` is in seconds. ``env`` adds to the environment, which
-    is otherwise the caller's of now. ``faults`` strike as planned. ``shared``: give ranks without a group, too, what they share
-    (a folder for addresses, notes of who waits). ``on_live(rank, news)`` is called while they run with what they tell.
+    is initialised: over a modelled wire with ``link``, else with ``backend`` ("gloo", "nccl", "staged") or what fits the cards.
+    ``timeout`` is in seconds. ``env`` adds to the environment, which is otherwise the caller's of now. ``faults`` strike as planned.
+    ``shared``: give ranks without a group, too, what they share (a folder for addresses, notes of who waits).
+    ``on_live(rank, news)`` is called while they run with what they tell.
     Nothing that a rank sends is unpickled here. Raises NestedRanksError inside a rank, ServerError when no process can be
     started, and whatever interrupts the wait (KeyboardInterrupt), after every process of the job is gone.
     """
@@ -176,6 +178,7 @@ def launch(
         "env": {**os.environ, **(env or {})},
         "cwd": os.getcwd(),
         "live": on_live is not None,
+        "backend": backend,
         "shared": shared or bool(faults),
         "faults": to_spec(list(faults), world_size),
         "link": link.as_dict() if link is not None else None,

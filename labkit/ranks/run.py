@@ -43,6 +43,7 @@ def run_ranks(
     faults: Sequence[Fault] = (),
     group: bool = True,
     live: bool | str = False,
+    hosts: Sequence[str] = (),
     **kwargs: Any,
 ) -> RankResult:
     """Call ``fn(*args, **kwargs)`` on ``world_size`` processes of this machine that share a ``torch.distributed`` group (gloo).
@@ -52,6 +53,8 @@ def run_ranks(
     link: a simulated wire between the ranks, see ``Link``. faults: what happens to ranks on purpose, see ``labkit.ranks.faults``.
     group: False for functions that bring a transport of their own; ``labkit.ranks.rank()`` then says which rank it is.
     live: record, draw every rank's live memory while they run, and leave their lanes; a string is the picture's title.
+    hosts: names of machines to spread the ranks over, by torchrunx (SSH, or "slurm"'s); then there are no links, faults, live views
+    and deadlock watch.
 
     Raises what a rank raised, with a note that names the rank and shows its traceback (the rank that failed first, not those that
     fell with it); RankError where there is no such exception or it cannot travel; DeadlockError when every rank waits and nothing
@@ -66,6 +69,10 @@ def run_ranks(
     payload = cargo.pack(fn, args, kwargs, "live" if live else "record" if record else "")
     if link is not None and not group:
         raise ValueError("a link carries the messages of a torch.distributed group: with group=False there are none")
+    if hosts:
+        if link is not None or faults or live or not group:
+            raise ValueError("links, faults, live views and group=False are for ranks of one machine: leave hosts out")
+        return _on_hosts(payload, world_size, hosts, record)
     how = {"timeout": timeout, "init_process_group": group, "link": link, "faults": faults, "shared": True}
     with _watched(live, world_size, fn) as view:
         reports = launch(payload, world_size=world_size, entry="labkit.ranks.call:call", **how, on_live=view.take if view else None)
@@ -75,6 +82,19 @@ def run_ranks(
         if view:
             view.recordings = result.recordings
     return result
+
+
+def _on_hosts(payload: bytes, world_size: int, hosts: Sequence[str], record: bool) -> RankResult:
+    import torch
+
+    from labkit.ranks.hosts import run_on_hosts
+
+    pairs, seconds = run_on_hosts(payload, world_size, hosts, torch.cuda.device_count() >= world_size // len(hosts) > 0)
+    return RankResult(
+        values=[value for value, _ in pairs],
+        recordings=_recordings([wire for _, wire in pairs]) if record else [],
+        outputs=[""] * world_size, seconds=[seconds] * world_size, lives=[1] * world_size,
+    )  # fmt: skip
 
 
 def _watched(live: bool | str, world_size: int, fn: Any) -> Any:

@@ -178,7 +178,7 @@ def thread_starts_a_thread():
     if rank == 0:
 
         def send_later():
-            time.sleep(1.5)
+            time.sleep(3.0)
             dist.send(torch.ones(1), 1)
             box.set()
 
