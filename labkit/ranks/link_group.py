@@ -71,9 +71,10 @@ class LinkGroup(dist.ProcessGroup):
             self._sent[dst_rank] += 1
             number = self._sent[dst_rank]
             self._sends[dst_rank, number] = work
-            self.engine.tell(
-                self.members[dst_rank], OFFER, self.key, self.number, tag, number, work.real_bytes, perf_counter(), 0.0
-            )
+            offer = OFFER, self.key, self.number, tag, number, work.real_bytes, perf_counter(), 0.0
+            ended = self.engine.tell(self.members[dst_rank], *offer)
+        if ended:
+            raise ended
         return work
 
     def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int = 0) -> LinkWork:
@@ -108,7 +109,10 @@ class LinkGroup(dist.ProcessGroup):
         work.peer = pair[0]
         work._source_rank = lambda: sender
         fits = size <= work.real_bytes
-        self.engine.tell(pair[0], GO, self.key, self.number, 0, number, size if fits else -1, start, end)
+        ended = self.engine.tell(pair[0], GO, self.key, self.number, 0, number, size if fits else -1, start, end)
+        if ended:
+            work.fail(ended)
+            return
         if not fits:
             work.fail(RuntimeError(f"rank {pair[0]} sends {size} bytes, but this receive has room for {work.real_bytes}"))
             return
@@ -155,9 +159,10 @@ class LinkGroup(dist.ProcessGroup):
             self._called += 1
             self._calls[self._called] = work, move
             code = KINDS.index(kind) | (root + 1) << 8
-            self.engine.tell(
-                self.members[0], JOIN, self.key, self.number, code, self._called, size, perf_counter(), 0.0
-            )
+            join = JOIN, self.key, self.number, code, self._called, size, perf_counter(), 0.0
+            ended = self.engine.tell(self.members[0], *join)
+        if ended:
+            raise ended
         return work
 
     def _join(self, member: int, code: int, number: int, size: int, posted: float, _: float) -> None:

@@ -168,3 +168,21 @@ def ddp_step():
     for _ in range(2):  # DDP makes its buckets after the first backward
         model(torch.randn(8, 512)).square().mean().backward()
     return [parameter.grad.sum().item() for parameter in model.parameters()]
+
+
+def peer_dies():
+    """Rank 1 dies when it has offered a message; then it is neither there for its message nor for one of ours."""
+    from labkit import ranks
+
+    if dist.get_rank() == 1:
+        work = dist.isend(numbers(1), 0)
+        ranks.event("offered")
+        work.wait()
+    time.sleep(0.5)
+    told = []
+    for call in (lambda: dist.recv(numbers(1), 1), lambda: dist.send(numbers(1), 1)):
+        try:
+            call()
+        except RuntimeError as error:
+            told.append(str(error))
+    return told

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from labkit.ranks import DeadlockError, Link, run_ranks
+from labkit.ranks import DeadlockError, Link, faults, run_ranks
 from labkit.ranks.link import seconds_of
 from labkit.ranks.link_wires import Wires
 from tests.labkit import ranks_deadlocks, ranks_link, test_ranks_gloo
@@ -149,6 +149,11 @@ def test_ddp_overlaps_its_buckets_and_gives_gloos_numbers():
 def test_futures_of_collectives_and_messages():
     for done, got, completed in run_ranks(ranks_link.futures, 2, link=QUICK).values:
         assert (done, got, completed) == ([[2.0, 2.0]], 1.0, True)
+
+
+def test_a_dead_peer_is_told():
+    told = run_ranks(ranks_link.peer_dies, 2, link=QUICK, faults=[faults.kill(1, "offered")]).values[0]
+    assert told == ["Connection closed by peer: rank 1 has ended"] * 2
 
 
 @pytest.mark.parametrize("program", [
