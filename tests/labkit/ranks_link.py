@@ -186,3 +186,17 @@ def peer_dies():
         except RuntimeError as error:
             told.append(str(error))
     return told
+
+
+def signs_of_a_transmission():
+    """How much has been noted before and after a while in which only the wire works: it takes 1.5 s."""
+    from labkit.ranks import here, page
+
+    data, writer = numbers(1500), here.current().writer
+    work = dist.isend(data, 1) if dist.get_rank() == 0 else dist.irecv(data, 0)
+    time.sleep(0.4)
+    before = writer.words[page._CHANGES]
+    time.sleep(0.8)
+    after = writer.words[page._CHANGES]
+    work.wait()
+    return before, after

@@ -30,7 +30,7 @@ def test_messages_of_a_pair_follow_each_other_and_latency_adds():
     assert all(row.posted_s < sends[0].end_s for row in sends)  # posted at once, sent in turn
     clocks = [recording.clock_s for recording in result.recordings]
     for sent, got in zip(sends, receives, strict=True):
-        assert got.end_s + clocks[1] == pytest.approx(sent.end_s + clocks[0] + SLOW.latency_s)
+        assert got.end_s - sent.end_s + (clocks[1] - clocks[0]) == pytest.approx(SLOW.latency_s, abs=1e-6)
     assert [row.bytes_sent for row in sends] == [300_000] * 3 and [row.peer for row in receives] == [0] * 3
 
 
@@ -170,6 +170,11 @@ def test_a_long_transmission_is_no_deadlock():
     assert run_ranks(ranks_link.long_transmission, 2, link=Link(1e5)).values == ["done", "done"]
     assert time.monotonic() - start >= 3.0
     assert run_ranks(ranks_deadlocks.chatter, 2, 60, link=QUICK).values == [float(sum(range(60)))] * 2
+
+
+def test_what_is_under_way_gives_signs_of_it():
+    before, after = run_ranks(ranks_link.signs_of_a_transmission, 2, link=SLOW).values[0]
+    assert after >= before + 2
 
 
 def test_wires_are_booked_one_after_the_other(tmp_path):
