@@ -91,16 +91,7 @@ def _torch() -> list[Finding]:
                     f"{card.name}, {card.total_memory / 2**30:.0f} GiB, capability {card.major}.{card.minor}, {native}",
                 )
             )
-        cards = torch.cuda.device_count()
-        nccl = dist.is_nccl_available()
-        found.append(
-            Finding(
-                "NCCL",
-                "ok" if nccl and cards > 1 else "info",
-                "present" if nccl else "not in this torch",
-                "" if nccl and cards > 1 else "Ranks share the card over gloo: slower, same results.",
-            )
-        )
+        found.append(_nccl(torch.cuda.device_count(), dist.is_nccl_available()))
     gloo = dist.is_available() and dist.is_gloo_available()
     found.append(
         Finding(
@@ -111,6 +102,24 @@ def _torch() -> list[Finding]:
         )
     )
     return found
+
+
+def _nccl(cards: int, there: bool) -> Finding:
+    if there and cards > 1:
+        return Finding("NCCL", "ok", f"present, for up to {cards} ranks with a card each; more ranks share, over gloo and the host")
+    why = "present, and one card" if there else "not in this torch"
+    return Finding("NCCL", "info", why, "Ranks that share a card talk over gloo and the host: slower, same results.")
+
+
+def _transports() -> list[Finding]:
+    """What ranks can use besides gloo, each of which one part of the course needs."""
+    zmq, hosts = _version("pyzmq"), _version("torchrunx")
+    return [
+        Finding("ZeroMQ", "ok", f"pyzmq {zmq}") if zmq else
+        Finding("ZeroMQ", "info", "not installed", "Needed for the parameter server (lab 08): pip install pyzmq. It comes with Jupyter."),
+        Finding("Several hosts", "ok", f"torchrunx {hosts}: run_ranks(..., hosts=[...])") if hosts else
+        Finding("Several hosts", "info", "torchrunx not installed", "Only for ranks on several machines: pip install torchrunx."),
+    ]  # fmt: skip
 
 
 def _packages() -> list[Finding]:
@@ -172,7 +181,7 @@ def _sandbox() -> list[Finding]:
 
 def findings() -> list[Finding]:
     """Everything the doctor looks at, in the order in which it is told."""
-    return [*_system(), *_torch(), *_packages(), *_sandbox()]
+    return [*_system(), *_torch(), *_transports(), *_packages(), *_sandbox()]
 
 
 def main() -> int:

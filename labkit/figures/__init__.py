@@ -14,6 +14,7 @@ _HOMES = {
     "u_curve": "labkit.figures.curves",
     "u_curve_and_memory": "labkit.figures.curves",
     "buffer_steps": "labkit.figures.buffers",
+    "lanes": "labkit.figures.lanes",
     "lines": "labkit.figures.plots",
     "stacked_bars": "labkit.figures.plots",
     "step_weights": "labkit.figures.accumulation",

@@ -12,6 +12,15 @@ _HOMES = {
     "run_ranks": "labkit.ranks.run",
     "RankResult": "labkit.ranks.run",
     "Link": "labkit.ranks.link",
+    "faults": "labkit.ranks.faults",
+    "Endpoint": "labkit.ranks.endpoint",
+    "EndpointError": "labkit.ranks.endpoint",
+    "Message": "labkit.ranks.endpoint",
+    "event": "labkit.ranks.here",
+    "rank": "labkit.ranks.here",
+    "world_size": "labkit.ranks.here",
+    "device": "labkit.ranks.here",
+    "restarts": "labkit.ranks.here",
     "RankError": "labkit.ranks.errors",
     "RankTimeout": "labkit.ranks.errors",
     "DeadlockError": "labkit.ranks.errors",
@@ -25,6 +34,7 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module 'labkit.ranks' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    value = home if _HOMES[name] == f"labkit.ranks.{name}" else getattr(home, name)
     globals()[name] = value
     return value

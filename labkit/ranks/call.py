@@ -2,6 +2,7 @@
 
 import sys
 import types
+from contextlib import nullcontext
 from typing import Any
 
 import cloudpickle
@@ -13,21 +14,27 @@ from labkit.ranks.errors import RankError
 
 
 def call(payload: bytes, rank: int, world_size: int) -> bytes:
-    """Run a pickled ``(function, args, kwargs, record)``; the pickled ``(value, recording as wire data or None)``."""
-    function, args, kwargs, record = travel.loads(payload)
+    """Run a pickled ``(function, args, kwargs, how)``; the pickled ``(value, recording as wire data or None)``.
+
+    ``how``: "" to run it as it is, "record" to run it under a recorder, "live" to send news of that, too.
+    """
+    function, args, kwargs, how = travel.loads(payload)
     _be_main(function)
     try:
-        value, recording = _recorded(function, args, kwargs) if record else (function(*args, **kwargs), None)
+        value, recording = _recorded(function, args, kwargs, how == "live") if how else (function(*args, **kwargs), None)
         return _pack(rank, value, recording)
     except BaseException as error:
         raise Failure(error, travel.dump_exception(error)) from None
 
 
-def _recorded(function: Any, args: tuple, kwargs: dict) -> tuple[Any, Any]:
+def _recorded(function: Any, args: tuple, kwargs: dict, live: bool) -> tuple[Any, Any]:
+    from labkit.ranks.live import Reporter
     from labkit.recorder import Recorder
 
-    with Recorder() as recorder:
-        value = function(*args, **kwargs)
+    recorder = Recorder()
+    with Reporter(recorder) if live else nullcontext():  # started first: its thread is none of those that are recorded
+        with recorder:
+            value = function(*args, **kwargs)
     return value, recorder.recording.to_wire()
 
 

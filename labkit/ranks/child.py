@@ -13,7 +13,8 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 
-from labkit.ranks import page, system, wire
+from labkit.ranks import here, page, system, wire
+from labkit.ranks.faults import Board, Points
 from labkit.ranks.stacks import is_plumbing
 
 # Asks a rank for its stack. Not one that a learner's code is likely to use, where there is a choice.
@@ -47,6 +48,8 @@ class Seat:
     memory: mmap.mmap | None
     spec: dict
     payload: bytes
+    life: int = 0
+    board: Board | None = None
 
 
 def run_rank(seat: Seat) -> None:
@@ -54,9 +57,9 @@ def run_rank(seat: Seat) -> None:
     status = 1
     try:
         _sit_down(seat)
-        here = os.getpid()
+        process = os.getpid()
         frames = _work(seat)
-        if os.getpid() == here:  # and not a process that the function forked and that returned from it as well
+        if os.getpid() == process:  # and not a process that the function forked and that returned from it as well
             status = _hand_in(seat, frames)
     except BaseException:
         traceback.print_exc()
@@ -87,7 +90,8 @@ def _sit_down(seat: Seat) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for fd in seat.close:
-        os.close(fd)
+        with suppress(OSError):  # a selector's may not come along
+            os.close(fd)
     os.dup2(seat.out_fd, 1)
     os.dup2(seat.out_fd, 2)
     os.close(seat.out_fd)
@@ -98,6 +102,8 @@ def _sit_down(seat: Seat) -> None:
     os.environ.clear()
     os.environ.update(spec["env"])
     os.environ.update(RANK=str(seat.number), LOCAL_RANK=str(seat.number), WORLD_SIZE=str(seat.world_size))
+    points = Points(seat.board, seat.number, seat.life) if seat.spec["faults"] else None
+    here.sit(seat.number, seat.world_size, seat.life, seat.scratch or "", points)
     sys.path[:] = spec["path"]
     with suppress(OSError):
         os.chdir(spec["cwd"])
@@ -114,9 +120,14 @@ def _work(seat: Seat) -> list[bytes]:
     writer = None
     try:
         if seat.memory is not None:
-            from labkit.ranks.group import join_group
+            writer = here.current().writer = page.Writer(seat.memory, seat.number)
+            if seat.spec["init_process_group"] and seat.life == 0:  # a group knows no return
+                from labkit.ranks.group import join_group
 
-            writer = join_group(seat, page.Writer(seat.memory, seat.number))
+                join_group(seat, writer)
+            if seat.spec["live"]:
+                here.current().tell = lambda data: wire.write_all(seat.result_fd, wire.frame(b"L", data))
+            writer.set_state(page.RUNNING)
         module, _, name = seat.spec["entry"].partition(":")
         function = getattr(importlib.import_module(module), name)
         started = time.perf_counter()
@@ -138,8 +149,8 @@ def _work(seat: Seat) -> list[bytes]:
 
 
 def _left_threads() -> list[str]:
-    here = threading.current_thread()
-    return [thread.name[:40] for thread in threading.enumerate() if thread is not here and not thread.daemon][:5]
+    mine = threading.current_thread()
+    return [thread.name[:40] for thread in threading.enumerate() if thread is not mine and not thread.daemon][:5]
 
 
 def describe(error: BaseException) -> dict:

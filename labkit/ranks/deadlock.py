@@ -1,6 +1,6 @@
 """Who waits for whom, and whether any of it can still come true. Pure: reads snapshots, knows no process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from labkit.ranks.page import ANY_PEER, COLLECTIVE, RECV, SEND, Snapshot, Wait
 
@@ -18,10 +18,42 @@ def assess(snapshots: list[Snapshot], done: dict[int, str]) -> Situation | None:
     waiting = {rank: snapshot.waits for rank, snapshot in enumerate(snapshots) if rank not in done}
     if not waiting or not all(waiting.values()):
         return None
+    return _situation(snapshots, done, waiting)
+
+
+def assess_stacks(snapshots: list[Snapshot], done: dict[int, str], unnoted: dict[int, str]) -> Situation:
+    """The same where some ranks wait in what nothing is noted of: ``unnoted`` says what their stacks show. Nothing is proven."""
+    snapshots = list(snapshots)
+    for rank, kind in unnoted.items():
+        snapshots[rank] = replace(snapshots[rank], waits=[Wait(0, kind, 0, ANY_PEER, 0, 0)])
+    waiting = {rank: snapshot.waits for rank, snapshot in enumerate(snapshots) if rank not in done}
+    return replace(_situation(snapshots, done, waiting), proven=False)
+
+
+def _situation(snapshots: list[Snapshot], done: dict[int, str], waiting: dict[int, list[Wait]]) -> Situation:
     proven = not any(snapshot.overflow for snapshot in snapshots) and all(
         not _may_come(snapshots, rank, wait) for rank, waits in waiting.items() for wait in waits
     )
-    return Situation({rank: _sentence(snapshots, done, rank, waits[0]) for rank, waits in waiting.items()}, proven)
+    told = {rank: _sentence(snapshots, done, rank, _main(waits)) + _before(snapshots[rank]) for rank, waits in waiting.items()}
+    return Situation(told, proven)
+
+
+def _main(waits: list[Wait]) -> Wait:
+    """The wait that tells most: not that of a thread for another one."""
+    return next((wait for wait in waits if wait.kind != "thread"), waits[0])
+
+
+def _before(snapshot: Snapshot) -> str:
+    last = snapshot.last
+    if last is None:
+        return "; it had exchanged nothing before"
+    number = f", its {_ordinal(last.index)} of that kind" if last.index > 1 else ""
+    return f"; the last that it had done was {_action(last)}{number}"
+
+
+def _ordinal(number: int) -> str:
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _count(snapshot: Snapshot, direction: int, group: int, peer: int, tag: int) -> int:
@@ -31,6 +63,8 @@ def _count(snapshot: Snapshot, direction: int, group: int, peer: int, tag: int) 
 def _may_come(snapshots: list[Snapshot], rank: int, wait: Wait) -> bool:
     """Has everything this wait needs been posted by the others (or is it unknown what it needs)?"""
     own = snapshots[rank]
+    if wait.kind == "thread":  # comes when that thread comes, and its own wait is looked at, too
+        return all(other.kind == "thread" for other in own.waits)
     if wait.kind == "send" and 0 <= wait.peer < len(snapshots):
         peer = snapshots[wait.peer]
         taken = _count(peer, RECV, wait.group, rank, wait.tag) + _count(peer, RECV, wait.group, ANY_PEER, wait.tag)
@@ -70,13 +104,15 @@ def _action(wait: Wait) -> str:
         return f"send to rank {wait.peer}{tag}"
     if wait.kind == "recv":
         return f"recv from rank {wait.peer}{tag}"
+    if wait.kind == "thread":
+        return "Python for another thread"
     return "a communication" if wait.kind == "wait" else wait.kind + tag
 
 
 def _doing(snapshots: list[Snapshot], done: dict[int, str], rank: int) -> str:
     if rank in done:
         return f"has {done[rank]}"
-    return f"waits in {_action(snapshots[rank].waits[0])}" if snapshots[rank].waits else "does something else"
+    return f"waits in {_action(_main(snapshots[rank].waits))}" if snapshots[rank].waits else "does something else"
 
 
 def _other_tags(snapshots: list[Snapshot], rank: int, wait: Wait) -> str:

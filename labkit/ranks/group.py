@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from labkit.ranks.child import Seat
 
 
-def join_group(seat: "Seat", writer: page.Writer) -> page.Writer:
-    """Initialise ``torch.distributed`` for this rank (gloo; NCCL too where every rank has a card of its own; or the link's)."""
+def join_group(seat: "Seat", writer: page.Writer) -> None:
+    """Initialise ``torch.distributed`` for this rank, with the backend of the job or the one that fits this machine's cards."""
     import torch
     import torch.distributed as dist
 
@@ -25,9 +25,14 @@ def join_group(seat: "Seat", writer: page.Writer) -> page.Writer:
         if loopback in (name for _, name in socket.if_nameindex()):
             os.environ["GLOO_SOCKET_IFNAME"] = loopback
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    backend, types = "cpu:gloo,cuda:nccl" if cards >= seat.world_size else "gloo", []
+    backend, types = seat.spec["backend"] or choose(cards, seat.world_size, dist.is_nccl_available()), []
     if seat.spec["link"] is not None:
         backend, types = _register_link(seat, writer)
+    elif backend == "staged":
+        types = _register_staged()
+    elif backend == "nccl":
+        torch.cuda.set_device(seat.number)
+        backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(
         backend=backend,
         init_method=f"file://{seat.scratch}/rendezvous",
@@ -36,8 +41,27 @@ def join_group(seat: "Seat", writer: page.Writer) -> page.Writer:
         timeout=datetime.timedelta(seconds=max(60.0, 10 * seat.spec["timeout"])),
     )
     notes.install(writer, *types)
-    writer.set_state(page.RUNNING)
-    return writer
+
+
+def choose(cards: int, ranks: int, nccl: bool) -> str:
+    """The backend for so many ranks on so many cards: NCCL for a card each; gloo, over the host, for ranks that share; else gloo."""
+    if cards == 0:
+        return "gloo"
+    return "nccl" if nccl and cards >= ranks else "staged"
+
+
+def _register_staged() -> list:
+    import torch.distributed as dist
+
+    from labkit.ranks.staged import StagedGroup, StagedWork
+
+    def make(options: Any, _: Any) -> StagedGroup:
+        gloo = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, options.timeout)
+        members = list(options.global_ranks_in_group) or list(range(options.group_size))
+        return StagedGroup(gloo, options.group_rank, members, options.group_id)
+
+    dist.Backend.register_backend("staged", make, extended_api=True, devices=["cpu", "cuda"])
+    return [(StagedGroup, StagedWork)]
 
 
 def _register_link(seat: "Seat", writer: page.Writer) -> tuple[str, list]:

@@ -10,11 +10,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from labkit.ranks import wire
 from labkit.ranks.errors import NestedRanksError, ServerError
+from labkit.ranks.faults import Fault, to_spec
 from labkit.ranks.link import Link
 from labkit.ranks.sources import with_source
 
@@ -27,11 +29,12 @@ _CODE = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from labkit.ra
 class RankReport:
     """What became of one rank.
 
-    ``status`` is one of ok, error, exit, timeout, deadlock, memory, interrupted (stopped because a peer failed) and protocol (what
-    it sent cannot be read). ``data`` is what the entry returned. ``error`` has type, message, traceback (text) and notes.
-    ``output`` is its stdout and stderr in the order written; ``seconds`` the time in the entry (until it was stopped, else).
-    ``detail`` says what there is to say beyond that: exit code or signal, who waits for whom, the stack when it was stopped.
-    ``ended`` is when it ended, in seconds since the job began: the smallest among failures is the cause.
+    ``status`` is one of ok, error, exit, timeout, deadlock, memory, interrupted (stopped because a peer failed), killed (by a
+    planned fault) and protocol (what it sent cannot be read). ``data`` is what the entry returned. ``error`` has type, message,
+    traceback (text) and notes. ``output`` is its stdout and stderr in the order written; ``seconds`` the time in the entry (until
+    it was stopped, else). ``detail`` says what there is to say beyond that: exit code or signal, who waits for whom, the stack
+    when it was stopped. ``ended`` is when it ended, in seconds since the job began: the smallest among failures is the cause.
+    ``lives`` counts how often it was started: more than once after a planned restart.
     """
 
     rank: int
@@ -42,6 +45,7 @@ class RankReport:
     seconds: float = 0.0
     detail: str = ""
     ended: float = 0.0
+    lives: int = 1
 
 
 class _Server:
@@ -147,12 +151,18 @@ def launch(
     max_result_bytes: int = 1 << 30,
     env: dict[str, str] | None = None,
     link: Link | None = None,
+    faults: Sequence[Fault] = (),
+    shared: bool = False,
+    backend: str | None = None,
+    on_live: Callable[[int, dict], None] | None = None,
 ) -> list[RankReport]:
     """Run ``entry`` ("module:function") on ``world_size`` fresh processes, forked warm; one report per rank, in order.
 
     Each calls ``function(payload, rank, world_size)``, which must return bytes. With ``init_process_group``, torch.distributed
-    is initialised (gloo; over a modelled wire with ``link``). ``timeout`` is in seconds. ``env`` adds to the environment, which
-    is otherwise the caller's of now.
+    is initialised: over a modelled wire with ``link``, else with ``backend`` ("gloo", "nccl", "staged") or what fits the cards.
+    ``timeout`` is in seconds. ``env`` adds to the environment, which is otherwise the caller's of now. ``faults`` strike as planned.
+    ``shared``: give ranks without a group, too, what they share (a folder for addresses, notes of who waits).
+    ``on_live(rank, news)`` is called while they run with what they tell.
     Nothing that a rank sends is unpickled here. Raises NestedRanksError inside a rank, ServerError when no process can be
     started, and whatever interrupts the wait (KeyboardInterrupt), after every process of the job is gone.
     """
@@ -167,13 +177,17 @@ def launch(
         "max_result_bytes": max_result_bytes,
         "env": {**os.environ, **(env or {})},
         "cwd": os.getcwd(),
+        "live": on_live is not None,
+        "backend": backend,
+        "shared": shared or bool(faults),
+        "faults": to_spec(list(faults), world_size),
         "link": link.as_dict() if link is not None else None,
         "path": [os.path.abspath(item or os.getcwd()) for item in sys.path],
     }
     for attempt in (1, 2):
         server = _current_server()
         try:
-            return _converse(server, spec, payload)
+            return _converse(server, spec, payload, on_live)
         except (EOFError, BrokenPipeError, ConnectionResetError) as lost:
             if server.still_running():
                 # What died is the process that watches the ranks: killed from inside the job, or for lack of memory.
@@ -193,7 +207,9 @@ def _unreadable(world_size: int, why: str) -> list[RankReport]:
     return [RankReport(rank, "protocol", detail=why) for rank in range(world_size)]
 
 
-def _converse(server: _Server, spec: dict, payload: bytes) -> list[RankReport]:
+def _converse(
+    server: _Server, spec: dict, payload: bytes, on_live: Callable[[int, dict], None] | None = None
+) -> list[RankReport]:
     server.wait_ready()
     ours, theirs = socket.socketpair()
     done = False
@@ -204,7 +220,7 @@ def _converse(server: _Server, spec: dict, payload: bytes) -> list[RankReport]:
         ours.sendall(wire.header(b"P", len(payload)))
         ours.sendall(payload)
         ours.settimeout(spec["timeout"] + PATIENCE_S)
-        reports = [_read_report(ours, rank, spec["max_result_bytes"]) for rank in range(spec["world_size"])]
+        reports = [_read_report(ours, rank, spec["max_result_bytes"], on_live) for rank in range(spec["world_size"])]
         done = True
         return reports
     finally:
@@ -225,8 +241,11 @@ def _hang_up(ours: socket.socket) -> None:
                 continue
 
 
-def _read_report(sock: socket.socket, rank: int, max_result_bytes: int) -> RankReport:
-    _, summary = wire.read_frame(sock, wire.JSON_LIMIT)
+def _read_report(sock: socket.socket, rank: int, max_result_bytes: int, on_live: Callable[[int, dict], None] | None) -> RankReport:
+    kind, summary = wire.read_frame(sock, wire.JSON_LIMIT)
+    while kind == b"L" and on_live is not None:
+        on_live(summary[0], wire.load_json(summary[1:]))
+        kind, summary = wire.read_frame(sock, wire.JSON_LIMIT)
     _, data = wire.read_frame(sock, max_result_bytes)
     _, output = wire.read_frame(sock, 4 << 20)
     plain = wire.load_json(summary)
@@ -236,4 +255,5 @@ def _read_report(sock: socket.socket, rank: int, max_result_bytes: int) -> RankR
     return RankReport(
         rank=rank, status=plain["status"], data=bytes(data), error=error, output=output.decode("utf-8", "replace"),
         seconds=plain["seconds"], detail=with_source(plain["detail"]), ended=plain["ended"],
+        lives=plain["lives"],
     )

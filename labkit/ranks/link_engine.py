@@ -9,6 +9,7 @@ import heapq
 import os
 import select
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -42,6 +43,8 @@ class Engine:
         path = self._path(rank)
         os.mkfifo(path, 0o600)
         self._inbox = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        # A rank that computes in Python hands the interpreter over this often, so that what is due is not late.
+        sys.setswitchinterval(0.001)
         self.thread = threading.Thread(target=self._run, name="labkit link", daemon=True)
         self.thread.start()
         writer.exempt(self.thread.native_id)
@@ -55,28 +58,32 @@ class Engine:
             for record in self._early.pop(key, []):
                 take(*record)
 
-    def tell(self, rank: int, *record: Any) -> None:
-        """Send a record to another rank's engine (or this one's). Raises RuntimeError where that rank has ended."""
+    def tell(self, rank: int, *record: Any) -> RuntimeError | None:
+        """Send a record to another rank's engine (or this one's); what to raise where that rank has ended."""
         data = Record.pack(*record)
         with self.lock:
             if rank == self.rank:
                 self._take(record)
-                return
-            if rank not in self._late and self._write(rank, data):
-                return
+                return None
+            if rank not in self._late:
+                written = self._write(rank, data)
+                if written is not None:
+                    return None if written else RuntimeError(f"Connection closed by peer: rank {rank} has ended")
             self._late.setdefault(rank, []).append(data)
             self._wake()
+            return None
 
-    def _write(self, rank: int, data: bytes) -> bool:
+    def _write(self, rank: int, data: bytes) -> bool | None:
+        """True when it is written, None when the pipe is full, False when nobody will ever read it."""
         try:
             if rank not in self._peers:
                 self._peers[rank] = os.open(self._path(rank), os.O_WRONLY | os.O_NONBLOCK)
             os.write(self._peers[rank], data)
             return True
         except BlockingIOError:
-            return False
+            return None
         except OSError:
-            raise RuntimeError(f"Connection closed by peer: rank {rank} has ended") from None
+            return False
 
     def at(self, moment: float, do: Callable[[], None]) -> None:
         """Have the engine's thread call `do` at `moment` (`time.perf_counter()`), with the lock held."""
@@ -108,12 +115,12 @@ class Engine:
 
     def _send_late(self) -> bool:
         for rank, waiting in list(self._late.items()):
-            try:
-                while waiting and self._write(rank, waiting[0]):
+            written: bool | None = True
+            while waiting and written:
+                written = self._write(rank, waiting[0])
+                if written:
                     waiting.pop(0)
-            except RuntimeError:  # that rank has ended
-                waiting.clear()
-            if not waiting:
+            if not waiting or written is False:
                 del self._late[rank]
         return bool(self._late)
 

@@ -14,28 +14,16 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from labkit.ranks import page
+from labkit.ranks import calls, page
 from labkit.ranks.link import seconds_of
 from labkit.ranks.link_engine import GO, JOIN, OFFER, START, Engine
 from labkit.ranks.link_work import LinkWork
 from labkit.recorder import Transit
-from labkit.recorder._comm import _called_from, kind_of, traffic
+from labkit.recorder._comm import _called_from, traffic
 
 KINDS = (
     "barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all",
 )
-METHODS = (
-    "allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "_allgather_base", "all_gather_single",
-    "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather", "scatter",
-    "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_tensor_coalesced",
-    "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single", "barrier",
-)
-# gloo's own name where it differs; a pair says that gloo takes the tensors one by one.
-_AT_GLOO: dict[str, str | tuple[str]] = {
-    "all_gather_single": "_allgather_base", "reduce_scatter_single": "_reduce_scatter_base", "all_to_all_single": "alltoall_base",
-    "allgather_into_tensor_coalesced": ("_allgather_base",), "all_gather_single_coalesced": ("_allgather_base",),
-    "reduce_scatter_tensor_coalesced": ("_reduce_scatter_base",), "reduce_scatter_single_coalesced": ("_reduce_scatter_base",),
-}
 _ANY = -1
 
 
@@ -83,9 +71,10 @@ class LinkGroup(dist.ProcessGroup):
             self._sent[dst_rank] += 1
             number = self._sent[dst_rank]
             self._sends[dst_rank, number] = work
-            self.engine.tell(
-                self.members[dst_rank], OFFER, self.key, self.number, tag, number, work.real_bytes, perf_counter(), 0.0
-            )
+            offer = OFFER, self.key, self.number, tag, number, work.real_bytes, perf_counter(), 0.0
+            ended = self.engine.tell(self.members[dst_rank], *offer)
+        if ended:
+            raise ended
         return work
 
     def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int = 0) -> LinkWork:
@@ -120,7 +109,10 @@ class LinkGroup(dist.ProcessGroup):
         work.peer = pair[0]
         work._source_rank = lambda: sender
         fits = size <= work.real_bytes
-        self.engine.tell(pair[0], GO, self.key, self.number, 0, number, size if fits else -1, start, end)
+        ended = self.engine.tell(pair[0], GO, self.key, self.number, 0, number, size if fits else -1, start, end)
+        if ended:
+            work.fail(ended)
+            return
         if not fits:
             work.fail(RuntimeError(f"rank {pair[0]} sends {size} bytes, but this receive has room for {work.real_bytes}"))
             return
@@ -130,6 +122,9 @@ class LinkGroup(dist.ProcessGroup):
         (tensor,) = work.tensors
         if size == 0:
             return []
+        if tensor.is_cuda:
+            there, tensor = tensor, torch.empty_like(tensor, device="cpu")
+            work.unstage = lambda: calls.put([there], [tensor])
         room = tensor if size == work.real_bytes else tensor.view(-1).view(torch.uint8)[:size]
         return [self.gloo.recv([room], sender, number)]
 
@@ -138,16 +133,16 @@ class LinkGroup(dist.ProcessGroup):
         if size < 0:
             work.fail(RuntimeError(f"rank {self.members[receiver]} has no room for the {work.real_bytes} bytes of this send"))
             return
-        move = [] if size == 0 else work.tensors
-        work.runs(start, end, end, lambda: [self.gloo.send(move, receiver, number)] if move else [])
+        tensors = [] if size == 0 else work.tensors
+        work.runs(start, end, end, lambda: [self.gloo.send([tensor.cpu()], receiver, number) for tensor in tensors])
 
     # Collectives
 
     def _collective(self, method: str, *args: Any, **kwargs: Any) -> LinkWork:
         opts = kwargs.get("opts", next((arg for arg in args if type(arg).__name__.endswith("Options")), None))
-        kind, root = _kind(method), getattr(opts, "rootRank", -1)
-        outputs = [] if method == "barrier" else _flat(args[0])
-        size = max((sum(t.numel() * t.element_size() for t in _flat(arg)) for arg in args), default=0)
+        kind, root = calls.kind(method), getattr(opts, "rootRank", -1)
+        outputs = [] if method == "barrier" else calls.flat(args[0])
+        size = max((sum(t.numel() * t.element_size() for t in calls.flat(arg)) for arg in args), default=0)
         sent, received = traffic(kind, size, len(self.members), root == self.number)
         transit = Transit(
             kind, bytes_sent=sent, bytes_received=received, payload_bytes=size, group=self.label,
@@ -156,17 +151,18 @@ class LinkGroup(dist.ProcessGroup):
         )  # fmt: skip
         work = LinkWork(self.engine, outputs, transit, None)
         with _disable_current_modes():
-            copies = tuple(_copy(arg) for arg in args)
+            copies = tuple(calls.copied(arg) for arg in args)
         mine = kind != "barrier" and (kind not in ("reduce", "gather") or root == self.number)
-        work.deliver = lambda: _put(outputs, _flat(copies[0])) if mine else None
-        move = lambda: _run(self.gloo, method, copies, kwargs)  # noqa: E731
+        work.deliver = lambda: calls.put(outputs, calls.flat(copies[0])) if mine else None
+        move = lambda: calls.run(self.gloo, method, copies, kwargs)  # noqa: E731
         with self.engine.lock:
             self._called += 1
             self._calls[self._called] = work, move
             code = KINDS.index(kind) | (root + 1) << 8
-            self.engine.tell(
-                self.members[0], JOIN, self.key, self.number, code, self._called, size, perf_counter(), 0.0
-            )
+            join = JOIN, self.key, self.number, code, self._called, size, perf_counter(), 0.0
+            ended = self.engine.tell(self.members[0], *join)
+        if ended:
+            raise ended
         return work
 
     def _join(self, member: int, code: int, number: int, size: int, posted: float, _: float) -> None:
@@ -211,35 +207,5 @@ def _method(name: str) -> Callable[..., LinkWork]:
     return call
 
 
-for _name in METHODS:
+for _name in calls.METHODS:
     setattr(LinkGroup, _name, _method(_name))
-
-
-def _kind(method: str) -> str:
-    return "all_to_all" if method.startswith("all_to_all") else kind_of(method)
-
-
-def _run(gloo: dist.ProcessGroupGloo, method: str, args: tuple, kwargs: dict) -> list:
-    name = _AT_GLOO.get(method, method)
-    if isinstance(name, str):
-        return [getattr(gloo, name)(*args, **kwargs)]
-    (name,), (outputs, inputs, *rest) = name, args
-    return [getattr(gloo, name)(out, given, *rest, **kwargs) for out, given in zip(outputs, inputs, strict=True)]
-
-
-def _flat(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _flat(item)] if isinstance(value, (list, tuple)) else []
-
-
-def _copy(value: Any) -> Any:
-    """The same structure with private, contiguous copies on the CPU; what is no tensor stays."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-    return [_copy(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _put(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
-    for target, value in zip(targets, values, strict=True):
-        target.data.copy_(value)  # through .data, as gloo writes: unseen by autograd's version counters

@@ -25,6 +25,7 @@ class LinkWork(dist.Work):
         super().__init__()
         self.engine, self.tensors, self.transit, self.peer = engine, tensors, transit, peer
         self.deliver: Callable[[], None] | None = None
+        self.unstage: Callable[[], None] = lambda: None  # a message's last step, where its bytes came over the host
         self._moving = threading.Event()  # the real bytes have been handed to gloo (or it has failed)
         self._real: list[Any] = []
         self._done_at = 0.0
@@ -81,6 +82,7 @@ class LinkWork(dist.Work):
                 if self._error is None:
                     for work in self._real:
                         work.wait()
+                    self.unstage()
                     late = self._done_at - perf_counter()
                     if late > 0:
                         time.sleep(late)

@@ -6,13 +6,14 @@ do not; for these the supervisor looks at the stack.
 """
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from labkit.ranks import page
+from labkit.ranks import here, page
 
 # ProcessGroup method -> what a learner calls it. Names of several torch versions; those that are missing are skipped.
 _COLLECTIVES = {
@@ -46,6 +47,7 @@ class _Notes:
         self.wrap(dist.ProcessGroup, dist.Work)
         new_group = self._new_group(dist.new_group)
         dist.new_group = distributed_c10d.new_group = new_group
+        self._threads()
 
     def wrap(self, group_type: type, work_type: type) -> None:
         for method, kind in _COLLECTIVES.items():
@@ -55,6 +57,32 @@ class _Notes:
         group_type.recv = self._message(group_type.recv, page.RECV, page.KINDS.index("recv"))
         group_type.recv_anysource = self._any_source(group_type.recv_anysource)
         work_type.wait = self._wait(work_type.wait)
+
+    def _threads(self) -> None:
+        """Waiting for another thread of this process, without end, is a wait too: a thread that is stuck takes its waiters along."""
+        writer, kind = self.writer, page.KINDS.index("thread")
+
+        def noted(original: Callable) -> Callable:
+            @functools.wraps(original)
+            def wait(self, timeout=None):
+                if timeout is not None or writer.waits():
+                    return original(self, timeout)
+                at = writer.begin_wait(kind, 0, page.ANY_PEER, 0, 0)
+                try:
+                    return original(self)
+                finally:
+                    writer.end_wait(at)
+
+            return wait
+
+        def start(self):
+            plain_start(self)
+            writer.note_threads()
+
+        plain_start = threading.Thread.start
+        threading.Thread.start = functools.wraps(plain_start)(start)
+        threading.Thread.join = noted(threading.Thread.join)
+        threading.Condition.wait = noted(threading.Condition.wait)
 
     def _group(self, group: dist.ProcessGroup) -> tuple[int, list[int]]:
         name = group.group_name
@@ -69,6 +97,7 @@ class _Notes:
         @functools.wraps(original)
         def noted(group, *args, **kwargs):
             key, _ = self._group(group)
+            here.reached(page.KINDS[kind])
             index = self.writer.post(page.COLLECTIVE, key, 0, 0)
             work = original(group, *args, **kwargs)
             self._remember(work, (kind, key, page.ANY_PEER, 0, index))
@@ -85,6 +114,7 @@ class _Notes:
             peer = args[0] if args else next((kwargs[name] for name in named if name in kwargs), page.ANY_PEER)
             other = members[peer] if 0 <= peer < len(members) else page.ANY_PEER
             tag = args[1] if len(args) > 1 else kwargs.get("tag", 0)
+            here.reached(page.KINDS[kind])
             index = self.writer.post(direction, key, other, tag)
             work = original(group, tensors, *args, **kwargs)
             self._remember(work, (kind, key, other, tag, index))
@@ -98,6 +128,7 @@ class _Notes:
         @functools.wraps(original)
         def noted(group, tensors, tag):
             key, _ = self._group(group)
+            here.reached("recv")
             index = self.writer.post(page.RECV, key, page.ANY_PEER, tag)
             work = original(group, tensors, tag)
             self._remember(work, (kind, key, page.ANY_PEER, tag, index))
@@ -131,6 +162,7 @@ class _Notes:
         def noted(work, *args, **kwargs):
             if any(args) or any(kwargs.values()):  # a wait with a timeout ends by itself
                 return original(work, *args, **kwargs)
+            here.reached("wait")
             at = self.writer.begin_wait(*self.works.get(work, _UNKNOWN))
             try:
                 return original(work, *args, **kwargs)

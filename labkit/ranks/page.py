@@ -17,7 +17,7 @@ ANY_PEER = -1
 KINDS = (
     "wait", "send", "recv", "recv from any rank", "barrier", "all_reduce", "all_reduce_coalesced", "broadcast",
     "reduce", "all_gather", "all_gather_into_tensor", "all_gather_coalesced", "gather", "scatter", "reduce_scatter",
-    "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all", "all_to_all_single", "new_group",
+    "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all", "all_to_all_single", "new_group", "thread",
 )
 _HEAD, _WAITS, _WAIT, _THREADS, _GROUPS, _GROUP, _SLOTS, _SLOT = 16, 16, 8, 16, 64, 8, 2048, 5
 _AT_WAITS = _HEAD
@@ -25,7 +25,7 @@ _AT_THREADS = _AT_WAITS + _WAITS * _WAIT
 _AT_GROUPS = _AT_THREADS + _THREADS
 _AT_SLOTS = _AT_GROUPS + _GROUPS * _GROUP
 WORDS = _AT_SLOTS + _SLOTS * _SLOT
-_STATE, _CHANGES, _OVERFLOW, _SLOT_COUNT, _GROUP_COUNT = range(5)
+_STATE, _CHANGES, _OVERFLOW, _SLOT_COUNT, _GROUP_COUNT, _RESTLESS, _LAST = range(7)  # _LAST: five words about the last wait that ended
 _MASK_BITS = 62
 MAX_RANKS = 4 * _MASK_BITS
 
@@ -53,6 +53,8 @@ class Snapshot:
     threads: list[int]  # native ids of Python threads that were not waiting when the last wait began
     groups: dict[int, list[int]] = field(default_factory=dict)  # group -> members as global ranks
     posted: dict[tuple[int, int, int, int], int] = field(default_factory=dict)  # (direction, group, peer, tag) -> count
+    last: Wait | None = None  # the last wait that has ended: what the rank did before
+    restless: int = 0  # the native id of a thread that runs though it does nothing for the function
 
 
 def group_key(name: str) -> int:
@@ -91,9 +93,11 @@ class Writer:
             self.words[_STATE] = state
             self.words[_CHANGES] += 1
 
-    def exempt(self, thread: int) -> None:
-        """A thread of labkit's own (its native id), from which nothing will come by itself."""
+    def exempt(self, thread: int, restless: bool = False) -> None:
+        """A thread of labkit's own (its native id), from which nothing will come by itself; `restless`: though it runs."""
         self._exempt.add(thread)
+        if restless:
+            self.words[_RESTLESS] = thread
 
     def touch(self) -> None:
         """Say that something moves, though nothing is posted and no wait ends."""
@@ -149,8 +153,23 @@ class Writer:
     def end_wait(self, at: int) -> None:
         if at:
             with self._lock:
-                self.words[at] = 0
-                self.words[_CHANGES] += 1
+                words = self.words
+                if KINDS[words[at + 1]] not in ("wait", "thread"):
+                    words[_LAST : _LAST + 5] = words[at + 1 : at + 6]
+                words[at] = 0
+                self._note_threads()
+                words[_CHANGES] += 1
+
+    def waits(self) -> bool:
+        """Whether this thread is in a wait that is noted."""
+        thread = threading.get_native_id()
+        return any(self.words[at] == thread for at in range(_AT_WAITS, _AT_THREADS, _WAIT))
+
+    def note_threads(self) -> None:
+        """Another thread is there now."""
+        with self._lock:
+            self._note_threads()
+            self.words[_CHANGES] += 1
 
     def _note_threads(self, besides: int = 0) -> None:
         words = self.words
@@ -177,7 +196,9 @@ def read(memory: mmap.mmap, rank: int) -> Snapshot:
         if thread == 0:
             break
         threads.append(thread)
-    snapshot = Snapshot(words[_STATE], words[_CHANGES], bool(words[_OVERFLOW]), waits, threads)
+    snapshot = Snapshot(words[_STATE], words[_CHANGES], bool(words[_OVERFLOW]), waits, threads, restless=words[_RESTLESS])
+    if words[_LAST]:
+        snapshot.last = Wait(0, KINDS[words[_LAST] % len(KINDS)], *words[_LAST + 1 : _LAST + 5])
     for number in range(min(max(words[_GROUP_COUNT], 0), _GROUPS)):
         at = _AT_GROUPS + number * _GROUP
         snapshot.groups[words[at]] = [
@@ -187,6 +208,15 @@ def read(memory: mmap.mmap, rank: int) -> Snapshot:
         direction, group, peer, tag, count = words[_AT_SLOTS + number * _SLOT : _AT_SLOTS + (number + 1) * _SLOT]
         snapshot.posted[direction, group, peer, tag] = count
     return snapshot
+
+
+def clear(memory: mmap.mmap, rank: int) -> None:
+    """Forget all that a rank has noted: it starts again."""
+    block = _block(memory, rank)
+    for at in range(WORDS):
+        if block[at] and at != _CHANGES:
+            block[at] = 0
+    block[_CHANGES] += 1
 
 
 def changes(memory: mmap.mmap, ranks: int) -> tuple[int, ...]:

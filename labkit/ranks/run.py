@@ -1,11 +1,13 @@
 """``run_ranks``: a function of the notebook on several ranks, as one call."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from labkit.ranks import cargo, travel
 from labkit.ranks.errors import CargoError, DeadlockError, NestedRanksError, RankError, RankTimeout
+from labkit.ranks.faults import Fault
 from labkit.ranks.jobs import RankReport, launch, refuse_nesting
 from labkit.ranks.link import Link
 from labkit.ranks.page import MAX_RANKS
@@ -19,12 +21,16 @@ _OURS = (RankError.__name__, NestedRanksError.__name__, CargoError.__name__)
 
 @dataclass
 class RankResult:
-    """What the ranks brought back, each list in the order of ranks. ``outputs``: stdout and stderr as text; ``seconds``: in fn."""
+    """What the ranks brought back, each list in the order of ranks. ``outputs``: stdout and stderr as text; ``seconds``: in fn.
+
+    A rank that a planned fault killed has None as its value and its recording. ``lives``: how often each was started.
+    """
 
     values: list[Any]
     recordings: list["Recording"] = field(repr=False)
     outputs: list[str] = field(repr=False)
     seconds: list[float]
+    lives: list[int] = field(default_factory=list, repr=False)
 
 
 def run_ranks(
@@ -34,13 +40,21 @@ def run_ranks(
     timeout: float = 30.0,
     record: bool = False,
     link: Link | None = None,
+    faults: Sequence[Fault] = (),
+    group: bool = True,
+    live: bool | str = False,
+    hosts: Sequence[str] = (),
     **kwargs: Any,
 ) -> RankResult:
     """Call ``fn(*args, **kwargs)`` on ``world_size`` processes of this machine that share a ``torch.distributed`` group (gloo).
 
     fn: any function, also one defined in a notebook cell; inside, ``dist.get_rank()`` says which rank it is. It travels with the
     globals it uses, at most 64 MiB of them. record: run it under a Recorder on every rank. timeout: seconds, a backstop.
-    link: a simulated wire between the ranks, see ``Link``.
+    link: a simulated wire between the ranks, see ``Link``. faults: what happens to ranks on purpose, see ``labkit.ranks.faults``.
+    group: False for functions that bring a transport of their own; ``labkit.ranks.rank()`` then says which rank it is.
+    live: record, draw every rank's live memory while they run, and leave their lanes; a string is the picture's title.
+    hosts: names of machines to spread the ranks over, by torchrunx (SSH, or "slurm"'s); then there are no links, faults, live views
+    and deadlock watch.
 
     Raises what a rank raised, with a note that names the rank and shows its traceback (the rank that failed first, not those that
     fell with it); RankError where there is no such exception or it cannot travel; DeadlockError when every rank waits and nothing
@@ -52,23 +66,61 @@ def run_ranks(
         raise TypeError(f"run_ranks takes a function first, not {type(fn).__name__}")
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"world_size is a whole number from 1 to {MAX_RANKS}, not {world_size!r}")
-    payload = cargo.pack(fn, args, kwargs, record)
-    reports = launch(payload, world_size=world_size, entry="labkit.ranks.call:call", timeout=timeout, init_process_group=True, link=link)
-    if any(report.status != "ok" for report in reports):
-        raise _failure(reports, timeout)
-    opened = [travel.loads(report.data) for report in reports]
+    payload = cargo.pack(fn, args, kwargs, "live" if live else "record" if record else "")
+    if link is not None and not group:
+        raise ValueError("a link carries the messages of a torch.distributed group: with group=False there are none")
+    if hosts:
+        if link is not None or faults or live or not group:
+            raise ValueError("links, faults, live views and group=False are for ranks of one machine: leave hosts out")
+        return _on_hosts(payload, world_size, hosts, record)
+    how = {"timeout": timeout, "init_process_group": group, "link": link, "faults": faults, "shared": True}
+    with _watched(live, world_size, fn) as view:
+        reports = launch(payload, world_size=world_size, entry="labkit.ranks.call:call", **how, on_live=view.take if view else None)
+        if any(report.status not in ("ok", "killed") for report in reports):
+            raise _failure(reports, timeout)
+        result = _result(reports, bool(record or live))
+        if view:
+            view.recordings = result.recordings
+    return result
+
+
+def _on_hosts(payload: bytes, world_size: int, hosts: Sequence[str], record: bool) -> RankResult:
+    import torch
+
+    from labkit.ranks.hosts import run_on_hosts
+
+    pairs, seconds = run_on_hosts(payload, world_size, hosts, torch.cuda.device_count() >= world_size // len(hosts) > 0)
+    return RankResult(
+        values=[value for value, _ in pairs],
+        recordings=_recordings([wire for _, wire in pairs]) if record else [],
+        outputs=[""] * world_size, seconds=[seconds] * world_size, lives=[1] * world_size,
+    )  # fmt: skip
+
+
+def _watched(live: bool | str, world_size: int, fn: Any) -> Any:
+    """What shows the ranks while they run, or nothing; a leaf that only this asks for."""
+    if not live:
+        return nullcontext()
+    from labkit.widgets.ranks import LiveRanks
+
+    return LiveRanks(world_size, live if isinstance(live, str) else getattr(fn, "__name__", "Ranks"))
+
+
+def _result(reports: list[RankReport], recorded: bool) -> RankResult:
+    opened = [travel.loads(report.data) if report.status == "ok" else (None, None) for report in reports]
     return RankResult(
         values=[value for value, _ in opened],
-        recordings=_recordings([wire for _, wire in opened]) if record else [],
+        recordings=_recordings([wire for _, wire in opened]) if recorded else [],
         outputs=[report.output for report in reports],
         seconds=[report.seconds for report in reports],
+        lives=[report.lives for report in reports],
     )
 
 
 def _recordings(wires: Sequence[Any]) -> list["Recording"]:
     from labkit.recorder import Recording
 
-    return [Recording.from_wire(*wire) for wire in wires]
+    return [Recording.from_wire(*wire) if wire is not None else None for wire in wires]
 
 
 def _failure(reports: list[RankReport], timeout: float) -> BaseException:
@@ -76,7 +128,7 @@ def _failure(reports: list[RankReport], timeout: float) -> BaseException:
     stuck = [report for report in reports if report.status == "deadlock"]
     if stuck:
         return DeadlockError(_all_stand("The ranks wait for each other and nothing is under way:", stuck, reports))
-    failed = [report for report in reports if report.status not in ("ok", "interrupted", "timeout")]
+    failed = [report for report in reports if report.status not in ("ok", "interrupted", "timeout", "killed")]
     if not failed:
         late = [report for report in reports if report.status == "timeout"]
         return RankTimeout(_all_stand(f"{_ranks(late)} not done after {timeout:g} s:", late, reports))

@@ -37,6 +37,7 @@ _WELCOME = (
     "safetensors.torch",
     "labkit.recorder",
     "labkit.ranks.link_group",
+    "labkit.ranks.staged",
     "labkit.checks",
 )
 

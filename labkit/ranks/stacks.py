@@ -4,7 +4,8 @@ import os
 import re
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_LABKIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = (os.path.join(_LABKIT, "ranks"), os.path.join(_LABKIT, "recorder"))
 _DEPTH = 8
 
 
@@ -21,7 +22,7 @@ def _blocks(dump: str) -> list[tuple[str, list[re.Match]]]:
 
 def is_plumbing(path: str) -> bool:
     """Frames that tell a learner nothing: labkit's own and torch's logging wrapper around every collective."""
-    return os.path.dirname(path) == _HERE or path.endswith("/torch/distributed/c10d_logger.py")
+    return os.path.dirname(path) in _OURS or path.endswith("/torch/distributed/c10d_logger.py")
 
 
 def _ours(frame: re.Match) -> bool:

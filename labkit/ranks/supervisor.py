@@ -13,10 +13,11 @@ import time
 from contextlib import suppress
 
 from labkit.ranks import child, page, stacks, system, wire
-from labkit.ranks.deadlock import Situation
-from labkit.ranks.rank import Rank
+from labkit.ranks.accidents import Accidents
+from labkit.ranks.deadlock import Situation, assess_stacks
+from labkit.ranks.process import Rank
 from labkit.ranks.verdicts import excuse_victims, judge_rank
-from labkit.ranks.watch import HAS_PROC, QUIET_BLIND_S, QUIET_S, Watch, uses_card
+from labkit.ranks.watch import HAS_PROC, QUIET_BLIND_S, QUIET_S, QUIET_UNPROVEN_S, Watch, uses_card
 
 SPEC_BYTES = 16 << 20
 PAYLOAD_BYTES = 1 << 34
@@ -29,9 +30,13 @@ class Job:
         self.sock, self.server, self.spec, self.payload = sock, server, spec, bytes(payload)
         self.started = time.monotonic()
         self.ranks = [Rank(number, spec["max_result_bytes"]) for number in range(spec["world_size"])]
-        self.scratch = tempfile.mkdtemp(prefix="labkit-ranks-") if spec["init_process_group"] else None
+        shared = spec["init_process_group"] or spec["shared"]
+        self.scratch = tempfile.mkdtemp(prefix="labkit-ranks-") if shared else None
         self.first_failure: float | None = None
-        self.memory = page.create(spec["world_size"]) if spec["init_process_group"] else None
+        self.memory = page.create(spec["world_size"]) if shared else None
+        self.accidents = Accidents(spec["faults"], self.memory, self.revive)
+        self.selector = selectors.DefaultSelector()
+        self.watcher: Watch | None = None
         self.situation: Situation | None = None
         self.wake_read, self.wake_write = os.pipe()
 
@@ -40,41 +45,54 @@ class Job:
             os.set_blocking(fd, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
-        private = [self.sock.fileno(), self.wake_read, self.wake_write]
-        private += [fd for rank in self.ranks for fd in (rank.out_fd, rank.result_fd, rank.release_fd)]
-        supervisor = os.getpid()
+        self.selector.register(self.sock, selectors.EVENT_READ, "caller")
+        self.selector.register(self.wake_read, selectors.EVENT_READ, "wake")
         for rank in self.ranks:
-            rank.pid = os.fork()
-            if rank.pid == 0:
-                others = [fd for other in self.ranks if other is not rank for fd in other.open_on_the_rank_side()]
-                child.run_rank(child.Seat(
-                    number=rank.number, world_size=len(self.ranks), supervisor=supervisor, close=private + others,
-                    out_fd=rank.out_write, result_fd=rank.result_write, release_fd=rank.release_read,
-                    dump_fd=rank.dump.fileno(), scratch=self.scratch, memory=self.memory, spec=self.spec,
-                    payload=self.payload))
-            rank.close_rank_side()
-            os.set_blocking(rank.out_fd, False)
-            os.set_blocking(rank.result_fd, False)
+            self._fork(rank)
+
+    def _fork(self, rank: Rank) -> None:
+        private = [self.sock.fileno(), self.wake_read, self.wake_write, self.selector.fileno()]
+        private += [fd for other in self.ranks for fd in (other.out_fd, other.result_fd, other.release_fd)]
+        supervisor = os.getpid()
+        rank.pid = os.fork()
+        if rank.pid == 0:
+            others = [fd for other in self.ranks if other is not rank for fd in other.open_on_the_rank_side()]
+            child.run_rank(child.Seat(
+                number=rank.number, world_size=len(self.ranks), supervisor=supervisor, close=private + others,
+                out_fd=rank.out_write, result_fd=rank.result_write, release_fd=rank.release_read,
+                dump_fd=rank.dump.fileno(), scratch=self.scratch, memory=self.memory, spec=self.spec,
+                payload=self.payload, life=rank.life, board=self.accidents.board))
+        rank.close_rank_side()
+        os.set_blocking(rank.out_fd, False)
+        os.set_blocking(rank.result_fd, False)
+        self.selector.register(rank.out_fd, selectors.EVENT_READ, rank.add_output)
+        self.selector.register(rank.result_fd, selectors.EVENT_READ, rank.reader.feed)
+
+    def revive(self, rank: Rank) -> None:
+        """Start a rank again after a planned death."""
+        for fd in (rank.out_fd, rank.result_fd):
+            with suppress(KeyError):
+                self.selector.unregister(fd)
+        page.clear(self.memory, rank.number)
+        rank.live_again()
+        self._fork(rank)
+        self.watcher.follow(rank.number, rank.pid)
 
     def watch(self) -> bool:
         """Read from the ranks until all are done or must be stopped; False when the caller has gone."""
         deadline = self.started + self.spec["timeout"]
-        selector = selectors.DefaultSelector()
-        selector.register(self.sock, selectors.EVENT_READ, "caller")
-        selector.register(self.wake_read, selectors.EVENT_READ, "wake")
-        for rank in self.ranks:
-            selector.register(rank.out_fd, selectors.EVENT_READ, rank.add_output)
-            selector.register(rank.result_fd, selectors.EVENT_READ, rank.reader.feed)
-        watcher = Watch(self.memory, [rank.pid for rank in self.ranks]) if self.memory else None
+        watcher = self.watcher = Watch(self.memory, [rank.pid for rank in self.ranks]) if self.memory else None
         next_look = self.started + TICK_S
         while True:
-            for key, _ in selector.select(TICK_S):
+            for key, _ in self.selector.select(self.accidents.tick_s or TICK_S):
                 if key.data == "caller":
                     return False
-                self._read(selector, key)
+                self._read(key)
+            self._forward()
             if os.getppid() != self.server:
                 return False
             self._reap()
+            self.accidents.look(self.ranks)
             self._note_ends()
             if all(rank.finished for rank in self.ranks):
                 return True
@@ -87,14 +105,14 @@ class Job:
             if self.first_failure is not None and now > self.first_failure + GRACE_S:
                 self._interrupt()
                 return True
-            if watcher is not None and now >= next_look:
+            if watcher is not None and now >= next_look and not self.accidents.unsettled(self.ranks):
                 next_look = now + TICK_S
                 if self._stuck(watcher):
                     return True
 
     def _stuck(self, watcher: Watch) -> bool:
         """Look for a deadlock; True when the ranks have been stopped for one (or for nothing more to hope for after a failure)."""
-        done = {rank.number: "failed" if rank.failed else "finished" for rank in self.ranks if rank.finished}
+        done = {rank.number: _end_of(rank) for rank in self.ranks if rank.finished}
         situation, quiet_s = watcher.look(done)
         if situation is not None and self.first_failure is not None:
             self._interrupt()
@@ -103,29 +121,29 @@ class Job:
             if quiet_s >= (QUIET_S if HAS_PROC else QUIET_BLIND_S):
                 self.situation = situation
                 self._stop("deadlock")
-        elif HAS_PROC and quiet_s >= watcher.patience_s:
+        elif HAS_PROC and quiet_s >= (QUIET_UNPROVEN_S if situation else watcher.patience_s):
             self._stop("deadlock")
-            self.situation = situation or self._read_stacks()
+            self.situation = situation or self._read_stacks(done)
             if self.situation is None:
                 for rank in self.ranks:
                     rank.stopped = None
                 watcher.doubt()
         return self.situation is not None
 
-    def _read_stacks(self) -> Situation | None:
+    def _read_stacks(self, done: dict[int, str]) -> Situation | None:
         """For ranks that wait where nothing is noted (DDP's reducer, functional collectives): do all stacks say so?"""
-        said = {}
+        snapshots = [page.read(self.memory, rank.number) for rank in self.ranks]
+        unnoted = {}
         for rank in self.ranks:
-            if rank.finished:
+            if rank.finished or snapshots[rank.number].waits:
                 continue
             kind = stacks.in_communication(rank.stack, uses_card(rank.pid))
             if kind is None:
                 return None
-            waits = page.read(self.memory, rank.number).waits
-            said[rank.number] = f"rank {rank.number} waits in " + (waits[0].kind if waits else kind)
-        return Situation(said, proven=False)
+            unnoted[rank.number] = kind
+        return assess_stacks(snapshots, done, unnoted)
 
-    def _read(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    def _read(self, key: selectors.SelectorKey) -> None:
         try:
             data = os.read(key.fd, 1 << 20)
         except BlockingIOError:
@@ -135,7 +153,15 @@ class Job:
         if data:
             key.data(data)
         else:
-            selector.unregister(key.fd)
+            self.selector.unregister(key.fd)
+
+    def _forward(self) -> None:
+        """Hand on what ranks tell while they run, to a caller who wants it."""
+        for rank in self.ranks:
+            while rank.reader.streamed:
+                told = rank.reader.streamed.popleft()
+                if self.spec["live"]:
+                    self.sock.sendall(wire.frame(b"L", bytes([rank.number % 256]) + told))
 
     def _reap(self) -> None:
         by_pid = {rank.pid: rank for rank in self.ranks}
@@ -148,6 +174,8 @@ class Job:
                     rank = by_pid[pid]
                     rank.exit = status
                     rank.drain()
+                    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                        rank.planned = self.accidents.planned(rank)
 
     def _note_ends(self) -> None:
         for rank in self.ranks:
@@ -165,6 +193,8 @@ class Job:
             rank.stopped, rank.why = status, why
             rank.ended = time.monotonic() - self.started
             os.ftruncate(rank.dump.fileno(), 0)
+            if rank.exit is not None:  # dead, and about to return
+                continue
             with suppress(ProcessLookupError):
                 os.kill(rank.pid, child.DUMP_SIGNAL)
         end = time.monotonic() + 0.3
@@ -203,6 +233,10 @@ class Job:
                 summary |= {"status": "protocol", "error": None, "detail": f"the ranks could not be run: {broken}"}
             for payload in (wire.dump_json(summary), data, rank.output.encode("utf-8", "replace")):
                 self.sock.sendall(wire.frame(b"R", payload))
+
+
+def _end_of(rank: Rank) -> str:
+    return "been killed" if rank.planned else "failed" if rank.failed else "finished"
 
 
 def supervise(sock: socket.socket, server: int) -> None:

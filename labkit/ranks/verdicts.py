@@ -8,9 +8,9 @@ from labkit.ranks import child, stacks, system, wire
 from labkit.ranks.deadlock import Situation
 
 if TYPE_CHECKING:
-    from labkit.ranks.rank import Rank
+    from labkit.ranks.process import Rank
 
-STATUSES = ("ok", "error", "exit", "timeout", "deadlock", "memory", "interrupted", "protocol")
+STATUSES = ("ok", "error", "exit", "timeout", "deadlock", "memory", "interrupted", "protocol", "killed")
 _LOST_PEER = ("connection closed by peer", "connection reset by peer", "broken pipe", "connection refused")
 _MEMORY_MESSAGES = ("can't allocate memory", "cannot allocate memory", "out of memory")
 
@@ -19,6 +19,7 @@ def judge_rank(rank: "Rank", situation: Situation | None) -> tuple[dict, bytes]:
     """The report of one rank as plain data, and the bytes that go with it (its result, or its exception's)."""
     frames = rank.reader.frames
     summary = {"rank": rank.number, "status": "ok", "error": None, "seconds": rank.ended, "ended": rank.ended, "detail": ""}
+    summary["lives"] = rank.life + 1
     meta = _plain_dict(frames.get(b"M"))
     if isinstance(meta.get("seconds"), float):
         summary["seconds"] = meta["seconds"]
@@ -33,6 +34,8 @@ def judge_rank(rank: "Rank", situation: Situation | None) -> tuple[dict, bytes]:
         return summary | {"status": _error_status(error), "error": error}, frames.get(b"X", b"")
     if rank.stopped:
         return summary | {"status": rank.stopped, "detail": _standing(rank, situation)}, b""
+    if rank.planned:
+        return summary | {"status": "killed", "detail": f"killed as planned: {rank.planned}"}, b""
     if rank.exit is None:
         return summary | {"status": "protocol", "detail": "it reported neither a result nor an error"}, b""
     return summary | _ending(rank.exit), b""
@@ -41,7 +44,7 @@ def judge_rank(rank: "Rank", situation: Situation | None) -> tuple[dict, bytes]:
 def excuse_victims(summaries: list[dict]) -> None:
     """A rank whose connection broke because a peer ended is not the cause of anything: turn its error into "interrupted"."""
     victims = [summary for summary in summaries if summary["status"] == "error" and _lost_peer(summary["error"])]
-    causes = [summary for summary in summaries if summary["status"] not in ("ok", "interrupted") and summary not in victims]
+    causes = [summary for summary in summaries if summary["status"] not in ("ok", "interrupted", "killed") and summary not in victims]
     if causes:
         for summary in victims:
             summary["status"] = "interrupted"

@@ -14,7 +14,8 @@ from labkit.ranks import page
 from labkit.ranks.deadlock import Situation, assess
 
 QUIET_S = 0.5
-QUIET_UNPROVEN_S = 2.0
+QUIET_UNPROVEN_S = 2.0  # all wait in what is noted, though what they wait for may be under way
+QUIET_UNNOTED_S = 0.75  # some wait where nothing is noted: then their stacks are asked for, again and again more rarely
 QUIET_BLIND_S = 1.0  # without /proc (macOS) only the counts speak, so they must hold longer
 POLLER = "gloo_tcp_loop"
 POLLER_TURNS = 10
@@ -62,7 +63,12 @@ class Watch:
     def __init__(self, memory: mmap.mmap, pids: list[int]) -> None:
         self.memory, self.pids = memory, pids
         self.noted: tuple | None = None
-        self.patience_s = QUIET_UNPROVEN_S
+        self.patience_s = QUIET_UNNOTED_S
+        self._reset(None)
+
+    def follow(self, rank: int, pid: int) -> None:
+        """`rank` lives on in another process."""
+        self.pids[rank] = pid
         self._reset(None)
 
     def _reset(self, noted: tuple | None) -> None:
@@ -106,7 +112,7 @@ class Watch:
             before = self.before.setdefault(rank, now)
             polling = {wait.thread for wait in snapshots[rank].waits if wait.kind == "new_group"}  # a file, looked at again and again
             for number, thread in now.items():
-                if thread.name == POLLER or number in polling:
+                if thread.name == POLLER or number in polling or number == snapshots[rank].restless:
                     continue
                 if not thread.sleeping or number not in before or thread.ran_ns != before[number].ran_ns:
                     return False

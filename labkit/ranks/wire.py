@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import struct
+from collections import deque
 
 HEADER = struct.Struct("<cQ")
 JSON_LIMIT = 4 << 20
@@ -63,8 +64,10 @@ def load_json(data: bytes | bytearray) -> object:
 class FrameReader:
     """Collects frames from a descriptor that a rank writes to, and refuses what is too long before storing it."""
 
-    def __init__(self, limits: dict[bytes, int]) -> None:
+    def __init__(self, limits: dict[bytes, int], streams: set[bytes] | None = None) -> None:
         self.limits = limits
+        self.streams = streams or set()  # kinds that may come again and again; the newest few wait in `streamed`
+        self.streamed: deque[bytes] = deque(maxlen=64)
         self.frames: dict[bytes, bytes] = {}
         self.broken: str | None = None
         self._buffer = bytearray()
@@ -84,5 +87,9 @@ class FrameReader:
                 return
             if len(self._buffer) < HEADER.size + length:
                 return
-            self.frames[kind] = bytes(self._buffer[HEADER.size : HEADER.size + length])
+            payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
+            if kind in self.streams:
+                self.streamed.append(payload)
+            else:
+                self.frames[kind] = payload
             del self._buffer[: HEADER.size + length]

@@ -20,14 +20,14 @@ class Transit:
     Order, `event` and `op_index` are those of posting; `start_s` and `end_s`, until known, too.
     """
 
-    def __init__(self, kind: str, **fields: object) -> None:
+    def __init__(self, kind: str, simulated: bool = True, **fields: object) -> None:
         now = perf_counter()
         self._rows: list[tuple[dict, float]] = []
         for mode in modes():
             log = mode.log
             if log.active:
                 posted = now - log.start
-                note_message(log, kind, "", log.context | mode.module, posted, posted, simulated=True, **fields)
+                note_message(log, kind, "", log.context | mode.module, posted, posted, simulated=simulated, **fields)
                 self._rows.append((log.messages[-1], log.start))
 
     def took(self, start: float, end: float) -> None:

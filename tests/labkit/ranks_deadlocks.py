@@ -110,7 +110,105 @@ def functional_alone():
         functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD).numpy()
 
 
+def joins_a_thread_that_waits():
+    """The thread that would return has nothing to say; who waits for it by any of Python's ways waits in vain."""
+    import concurrent.futures
+    import queue
+    import threading
+
+    rank, box = dist.get_rank(), queue.Queue()
+    if rank == 0:
+        thread = threading.Thread(target=lambda: dist.recv(torch.ones(1), 1))
+        thread.start()
+        thread.join()
+    elif rank == 1:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            pool.submit(dist.recv, torch.ones(1), 2).result()
+    else:
+        threading.Thread(target=lambda: box.put(dist.recv(torch.ones(1), 0))).start()
+        box.get()
+
+
+def after_two_messages():
+    value = torch.ones(1)
+    for _ in range(2):
+        dist.send(value, 1) if dist.get_rank() == 0 else dist.recv(value, 0)
+    if dist.get_rank() == 0:
+        dist.barrier()
+    else:
+        dist.recv(value, 0)
+
+
 # Not deadlocks.
+
+
+def objects_exchanged():
+    got = [None] * dist.get_world_size()
+    dist.all_gather_object(got, dist.get_rank())
+    return got
+
+
+def thread_that_rests_between_messages():
+    """Its wait ends while everything else waits; then it sleeps, and only then it sends what releases the others."""
+    import threading
+
+    rank = dist.get_rank()
+    if rank == 0:
+
+        def relay():
+            dist.recv(torch.ones(1), 1, tag=1)
+            time.sleep(3.0)
+            dist.send(torch.ones(1), 1, tag=2)
+
+        thread = threading.Thread(target=relay)
+        thread.start()
+        thread.join()
+    else:
+        time.sleep(0.3)
+        dist.send(torch.ones(1), 0, tag=1)
+        dist.recv(torch.ones(1), 0, tag=2)
+    return rank
+
+
+def thread_starts_a_thread():
+    """Who will send is started by a thread that is gone, while everybody else waits already."""
+    import threading
+
+    rank, box = dist.get_rank(), threading.Event()
+    if rank == 0:
+
+        def send_later():
+            time.sleep(3.0)
+            dist.send(torch.ones(1), 1)
+            box.set()
+
+        def start_it():
+            time.sleep(0.3)
+            threading.Thread(target=send_later).start()
+
+        threading.Thread(target=start_it).start()
+        box.wait()
+    else:
+        dist.recv(torch.ones(1), 0)
+    return rank
+
+
+def rings_and_threads(steps: int):
+    """Work that has a bit of everything, for a machine with no time to spare."""
+    import threading
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    given, got, total = torch.full((1000,), float(rank)), torch.empty(1000), torch.zeros(1)
+    for step in range(steps):
+        send = dist.isend(given, (rank + 1) % world, tag=step % 3)
+        thread = threading.Thread(target=dist.recv, args=(got, (rank - 1) % world), kwargs={"tag": step % 3})
+        thread.start()
+        thread.join()
+        send.wait()
+        total += got[0]
+        if step % 10 == 0:
+            dist.all_reduce(got)
+    return total.item()
 
 
 def slow_peer(how: str, seconds: float):

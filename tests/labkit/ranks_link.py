@@ -14,12 +14,12 @@ def numbers(count: int, value: float = 1.0) -> torch.Tensor:
 
 
 def three_sends(tags=(0, 0, 0)):
-    """Rank 0 posts three messages of 100 kB at once, rank 1 takes them."""
+    """Rank 0 posts three messages of 300 kB at once, rank 1 takes them."""
     start = time.perf_counter()
     if dist.get_rank() == 0:
-        works = [dist.isend(numbers(100, float(number)), 1, tag=tag) for number, tag in enumerate(tags)]
+        works = [dist.isend(numbers(300, float(number)), 1, tag=tag) for number, tag in enumerate(tags)]
     else:
-        buffers = [numbers(100) for _ in tags]
+        buffers = [numbers(300) for _ in tags]
         works = [dist.irecv(buffer, 0, tag=tag) for buffer, tag in zip(buffers, tags, strict=True)]
     for work in works:
         work.wait()
@@ -29,15 +29,15 @@ def three_sends(tags=(0, 0, 0)):
 
 def to_two_peers():
     if dist.get_rank() == 0:
-        for work in [dist.isend(numbers(100), peer) for peer in (1, 2)]:
+        for work in [dist.isend(numbers(600), peer) for peer in (1, 2)]:
             work.wait()
     else:
-        dist.recv(numbers(100), 0)
+        dist.recv(numbers(600), 0)
 
 
 def both_ways():
     peer = 1 - dist.get_rank()
-    works = [dist.isend(numbers(100), peer), dist.irecv(numbers(100), peer)]
+    works = [dist.isend(numbers(600), peer), dist.irecv(numbers(600), peer)]
     for work in works:
         work.wait()
 
@@ -168,3 +168,35 @@ def ddp_step():
     for _ in range(2):  # DDP makes its buckets after the first backward
         model(torch.randn(8, 512)).square().mean().backward()
     return [parameter.grad.sum().item() for parameter in model.parameters()]
+
+
+def peer_dies():
+    """Rank 1 dies when it has offered a message; then it is neither there for its message nor for one of ours."""
+    from labkit import ranks
+
+    if dist.get_rank() == 1:
+        work = dist.isend(numbers(1), 0)
+        ranks.event("offered")
+        work.wait()
+    time.sleep(0.5)
+    told = []
+    for call in (lambda: dist.recv(numbers(1), 1), lambda: dist.send(numbers(1), 1)):
+        try:
+            call()
+        except RuntimeError as error:
+            told.append(str(error))
+    return told
+
+
+def signs_of_a_transmission():
+    """How much has been noted before and after a while in which only the wire works: it takes 1.5 s."""
+    from labkit.ranks import here, page
+
+    data, writer = numbers(1500), here.current().writer
+    work = dist.isend(data, 1) if dist.get_rank() == 0 else dist.irecv(data, 0)
+    time.sleep(0.4)
+    before = writer.words[page._CHANGES]
+    time.sleep(0.8)
+    after = writer.words[page._CHANGES]
+    work.wait()
+    return before, after

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from labkit.ranks import DeadlockError, run_ranks
+from labkit.ranks import DeadlockError, Link, run_ranks
 from labkit.ranks.deadlock import assess
 from labkit.ranks.page import COLLECTIVE, RECV, SEND, Snapshot, Wait
 from tests.labkit import ranks_deadlocks as programs
@@ -31,9 +31,18 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at threads in 
         (programs.any_source, 2, ["rank 0 waits in recv from any rank"]),
         (programs.ring_of_receives, 4, [f"rank {n} waits in recv from rank {(n - 1) % 4}" for n in range(4)]),
         (programs.objects, 2, ["rank 0 waits in broadcast: rank 1 has not joined", "rank 1 waits in recv from rank 0 with tag 9"]),
-        pytest.param(programs.ddp_against_barrier, 2, ["rank 0 waits in a communication inside backward"], marks=linux),
+        (programs.after_two_messages, 2, [
+            "rank 0 waits in barrier: rank 1 has not joined and waits in recv from rank 0; the last that it had done was send to "
+            "rank 1, its 2nd of that kind",
+        ]),
+        pytest.param(programs.ddp_against_barrier, 2, [
+            "rank 0 waits in a communication inside backward",
+            "rank 1 waits in barrier: rank 0 has not joined and waits in a communication inside backward",
+        ], marks=linux),
+        pytest.param(programs.joins_a_thread_that_waits, 3, [f"rank {n} waits in recv from rank {(n + 1) % 3}" for n in range(3)],
+                     marks=linux),
         pytest.param(programs.functional_alone, 2, ["rank 0 waits in a communication"], marks=linux),
-    ],
+    ],  # fmt: skip
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_a_deadlock_is_told_with_who_waits_for_whom_and_stacks(program, ranks, said):
@@ -42,7 +51,27 @@ def test_a_deadlock_is_told_with_who_waits_for_whom_and_stacks(program, ranks, s
     text = str(caught.value)
     for words in said:
         assert words in text
-    assert f"in {program.__name__}\n" in text and "stood at, most recent call first" in text
+    assert f"in {program.__name__}\n" in text and "stood at, " in text and "most recent call first" in text
+
+
+@linux
+@pytest.mark.parametrize("program", [programs.both_send_first, programs.ddp_against_barrier, programs.functional_alone])
+def test_a_recorded_deadlock_shows_the_learners_frames_alone(program):
+    with pytest.raises(DeadlockError) as caught:
+        run_ranks(program, 2, record=True, timeout=60)
+    text = str(caught.value)
+    assert f"in {program.__name__}\n" in text and "/labkit/ranks/" not in text and "/labkit/recorder/" not in text
+
+
+@linux
+@pytest.mark.parametrize("program", [programs.both_send_first, programs.ddp_against_barrier])
+def test_it_is_seen_soon(program):
+    """Half a second of stillness, a few looks, the stacks: far from the timeout, also on a busy machine."""
+    run_ranks(programs.objects_exchanged, 2)  # the server is up
+    start = time.monotonic()
+    with pytest.raises(DeadlockError):
+        run_ranks(program, 2, timeout=60)
+    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(
@@ -55,6 +84,11 @@ def test_a_slow_peer_is_no_deadlock(how, seconds):
 
 def test_a_sleeping_thread_that_will_send_is_no_deadlock():
     assert run_ranks(programs.slow_sender_thread, 2).values == [0, 1]
+
+
+@pytest.mark.parametrize("program", [programs.thread_that_rests_between_messages, programs.thread_starts_a_thread])
+def test_threads_that_wait_for_threads_are_no_deadlock(program):
+    assert run_ranks(program, 2).values == [0, 1]
 
 
 def test_a_wait_with_a_timeout_is_no_deadlock():
@@ -70,13 +104,17 @@ def _burn(until: float) -> None:
         pass
 
 
-def test_a_loaded_machine_is_no_deadlock():
+@pytest.mark.parametrize(("program", "ranks", "size"), [(programs.chatter, 2, 200), (programs.rings_and_threads, 4, 60)])
+@pytest.mark.parametrize("link", [None, Link(2e8, 1e-3)])
+def test_a_loaded_machine_is_no_deadlock(program, ranks, size, link):
     context = multiprocessing.get_context("fork")
-    burners = [context.Process(target=_burn, args=(time.monotonic() + 4,)) for _ in range(6 * (os.cpu_count() or 1))]
+    burners = [context.Process(target=_burn, args=(time.monotonic() + 8,)) for _ in range(6 * (os.cpu_count() or 1))]
     for burner in burners:
         burner.start()
     try:
-        assert run_ranks(programs.chatter, 2, 200, timeout=60).values == [float(sum(range(200)))] * 2
+        values = run_ranks(program, ranks, size, timeout=60, link=link).values
+        chatted = program is programs.chatter
+        assert values == [float(sum(range(size))) if chatted else float(size * ((rank - 1) % ranks)) for rank in range(ranks)]
     finally:
         for burner in burners:
             burner.kill()

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from labkit.ranks import DeadlockError, Link, run_ranks
+from labkit.ranks import DeadlockError, Link, faults, run_ranks
 from labkit.ranks.link import seconds_of
 from labkit.ranks.link_wires import Wires
 from tests.labkit import ranks_deadlocks, ranks_link, test_ranks_gloo
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ranks need fork")
 
-SLOW = Link(bandwidth_bytes_s=1e6, latency_s=0.01)  # 100 kB take a tenth of a second
+SLOW = Link(bandwidth_bytes_s=1e6, latency_s=0.01)  # 300 kB take 0.3 s
 QUICK = Link(bandwidth_bytes_s=1e8, latency_s=1e-3)
 
 
@@ -22,16 +22,16 @@ def rows(result, rank, *kinds):
 
 def test_messages_of_a_pair_follow_each_other_and_latency_adds():
     result = run_ranks(ranks_link.three_sends, 2, record=True, link=SLOW)
-    assert result.values[1] == [[0.0], [1.0], [2.0]] and result.values[0] >= 0.3
+    assert result.values[1] == [[0.0], [1.0], [2.0]] and result.values[0] >= 0.9
     sends, receives = rows(result, 0, "send"), rows(result, 1, "recv")
     for row in sends + receives:
-        assert row.end_s - row.start_s == pytest.approx(0.1) and row.simulated and row.group_size == 2
+        assert row.end_s - row.start_s == pytest.approx(0.3) and row.simulated and row.group_size == 2
     assert all(later.start_s >= earlier.end_s - 1e-9 for earlier, later in zip(sends, sends[1:], strict=False))
-    assert all(row.posted_s < sends[0].start_s + 0.05 for row in sends)  # posted at once, sent in turn
+    assert all(row.posted_s < sends[0].end_s for row in sends)  # posted at once, sent in turn
     clocks = [recording.clock_s for recording in result.recordings]
     for sent, got in zip(sends, receives, strict=True):
-        assert got.end_s + clocks[1] == pytest.approx(sent.end_s + clocks[0] + SLOW.latency_s)
-    assert [row.bytes_sent for row in sends] == [100_000] * 3 and [row.peer for row in receives] == [0] * 3
+        assert got.end_s - sent.end_s + (clocks[1] - clocks[0]) == pytest.approx(SLOW.latency_s, abs=1e-6)
+    assert [row.bytes_sent for row in sends] == [300_000] * 3 and [row.peer for row in receives] == [0] * 3
 
 
 def test_pairs_have_wires_of_their_own_and_both_directions():
@@ -89,7 +89,7 @@ def test_overlap_shows():
         result = run_ranks(ranks_link.compute_and_reduce, 2, overlapped, record=True, link=Link(2e6, 0.001))  # 0.5 s
         assert result.values == [2.0, 2.0]
         waited[overlapped] = sum(row.end_s - row.start_s for row in rows(result, 0, "wait"))
-    assert waited[False] > 0.49 and waited[True] < 0.6 * waited[False]
+    assert waited[True] < 0.6 * waited[False]
 
 
 @pytest.mark.parametrize("first", ["large", "small"])
@@ -151,6 +151,11 @@ def test_futures_of_collectives_and_messages():
         assert (done, got, completed) == ([[2.0, 2.0]], 1.0, True)
 
 
+def test_a_dead_peer_is_told():
+    told = run_ranks(ranks_link.peer_dies, 2, link=QUICK, faults=[faults.kill(1, "offered")]).values[0]
+    assert told == ["Connection closed by peer: rank 1 has ended"] * 2
+
+
 @pytest.mark.parametrize("program", [
     ranks_deadlocks.both_send_first, ranks_deadlocks.recv_from_finished, ranks_deadlocks.wrong_tag, ranks_deadlocks.batch,
     ranks_deadlocks.functional_alone,
@@ -165,6 +170,11 @@ def test_a_long_transmission_is_no_deadlock():
     assert run_ranks(ranks_link.long_transmission, 2, link=Link(1e5)).values == ["done", "done"]
     assert time.monotonic() - start >= 3.0
     assert run_ranks(ranks_deadlocks.chatter, 2, 60, link=QUICK).values == [float(sum(range(60)))] * 2
+
+
+def test_what_is_under_way_gives_signs_of_it():
+    before, after = run_ranks(ranks_link.signs_of_a_transmission, 2, link=SLOW).values[0]
+    assert after >= before + 2
 
 
 def test_wires_are_booked_one_after_the_other(tmp_path):

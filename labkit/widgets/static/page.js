@@ -20,12 +20,16 @@ function keyOf(img) {
 }
 
 function makePage() {
-  const makers = new Map(); // key -> (host element) => words that describe the view
+  const makers = new Map(); // key -> (host element) => words that describe the view; or only words
   const themed = new Set(); // WeakRefs of views to repaint when the theme changes
 
   function upgrade(img) {
     const make = img.dataset.labkit ? null : makers.get(keyOf(img));
     if (!make) return;
+    if (typeof make === "string") { // nothing to explore: the picture stays, and says in words what it shows
+      img.alt = make;
+      return;
+    }
     const host = document.createElement("div");
     host.className = "labkit-host";
     img.dataset.labkit = "replaced";
