@@ -112,7 +112,9 @@ class _Notes:
         def noted(group, tensors, *args, **kwargs):
             key, members = self._group(group)
             peer = args[0] if args else next((kwargs[name] for name in named if name in kwargs), page.ANY_PEER)
-            other = members[peer] if 0 <= peer < len(members) else page.ANY_PEER
+            if not 0 <= peer < len(members):  # gloo would wait for it to be born
+                raise ValueError(f"there is no rank {peer}: ranks go from 0 to {len(members) - 1}")
+            other = members[peer]
             tag = args[1] if len(args) > 1 else kwargs.get("tag", 0)
             here.reached(page.KINDS[kind])
             index = self.writer.post(direction, key, other, tag)

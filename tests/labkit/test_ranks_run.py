@@ -164,6 +164,15 @@ def boxed(): return [1, Box()]
         run_ranks(book.boxed, 2)
 
 
+def send_onwards():
+    dist.isend(torch.ones(2), dist.get_rank() + 1).wait() if dist.get_rank() else dist.recv(torch.ones(2), -1)
+
+
+def test_a_message_to_a_rank_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="there is no rank (2|-1): ranks go from 0 to 1"):
+        run_ranks(send_onwards, 2, timeout=20)
+
+
 def test_ranks_do_not_start_ranks():
     with pytest.raises(NestedRanksError, match="a rank cannot start ranks"):
         run_ranks(lambda: run_ranks(double, 2, 1), 2)
