@@ -42,6 +42,7 @@ HINTS = {
     "copy-back": "Is the tensor that you reduced the tensor that you were given?",
     "shape": "Does what you return still fit the parameter that it is the gradient of? Compare shape, dtype and memory with x's.",
     "pieces": "How many chunks does your split make, and how many does each step of the ring count on? Try 5 numbers on 4 ranks.",
+    "no-such-rank": "For 3 ranks, write down whom each of yours sends to and receives from. Who follows the last one?",
     "contiguous": "Which of your tensors is not one stretch of memory, and what can be sent?",
     "flight-sent": "You write into memory that is still being sent. From when on may you?",
     "flight-early": "You use a buffer before its message has arrived. Which object knows when it has?",
@@ -60,6 +61,8 @@ def on_error(error: dict[str, Any]) -> str | None:
     message = error["message"]
     if error["type"] == "IndexError":
         return "pieces"
+    if "there is no rank" in message:
+        return "no-such-rank"
     if "must be contiguous" in message or "not compatible with input tensor's size and stride" in message:
         return "contiguous"
     if "must match the size of tensor" in message or "op.preamble.length <= op.nbytes" in message:  # gloo: longer than its receiver expects

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import Recorder, check, run_ranks
-from labkit.figures import compare_memory, message_lanes, predicted_times, ring_steps
+from labkit.figures import message_lanes, predicted_times, ring_steps
 from labkit.ranks import DeadlockError, Link, RankTimeout
 from labkit.widgets import explore
 
@@ -152,8 +152,8 @@ exam("allreduce.naive", naive_all_reduce, points=1)
 # all that a rank sends shares one wire, and so does all that it receives, as behind one network card.
 
 # %%
-SLOW = Link(bandwidth_bytes_s=20e6, latency_s=2e-3, per="rank")
-SIZES = [16 * KB, 64 * KB, 256 * KB, 1024 * KB]
+SLOW = Link(bandwidth_bytes_s=5e6, latency_s=3e-3, per="rank")
+SIZES = [4 * KB, 16 * KB, 64 * KB, 256 * KB]
 
 
 def timed(all_reduce, sizes):
@@ -170,9 +170,9 @@ def timed(all_reduce, sizes):
     return result
 
 
-def measure(all_reduce, world, sizes=SIZES):
+def measure(all_reduce, world, sizes=SIZES, link=SLOW):
     """For each size the faster of two runs: (seconds of its slowest rank, the ranks' recordings)."""
-    ranks, best = run_ranks(timed, world, all_reduce, sizes, link=SLOW).values, {}
+    ranks, best = run_ranks(timed, world, all_reduce, sizes, link=link).values, {}
     for nbytes in sizes:
         runs = [tuple(zip(*run)) for run in zip(*(rank[nbytes] for rank in ranks))]
         seconds, recordings = min(runs, key=lambda run: max(run[0]))
@@ -196,8 +196,15 @@ for world, runs in naive_runs.items():
 print(f"you predicted {predicted_root} for 4 ranks")
 
 # %% [markdown]
-# Each further rank adds two more tensors to rank 0's traffic, while the others' cards are idle most of the time. With 100 ranks rank 0 moves 198
-# tensors, and everybody waits for it.
+# Each further rank adds two more tensors to rank 0's traffic. Watch the four of them: rank 0 holds a second tensor for what comes in, and
+# the others wait.
+
+# %%
+def once(all_reduce, nbytes):
+    all_reduce(torch.ones(nbytes // 4))
+
+
+naive_live = run_ranks(once, 4, naive_all_reduce, big, link=SLOW, live="Through rank 0, 4 ranks")
 
 # %% [markdown]
 # ## 6.2 Reduce-scatter: each rank finishes one chunk
@@ -436,16 +443,16 @@ def lanes(ranks, KB):
     return message_lanes(named, title=f"{ranks} ranks, {KB} KB")
 
 
-explore({"ranks": [2, 3, 4], "KB": [size // KB for size in SIZES]}, lanes, start={"ranks": 4, "KB": 1024}, title="Messages")
+explore({"ranks": [2, 3, 4], "KB": [size // KB for size in SIZES]}, lanes, start={"ranks": 4, "KB": 256}, title="Messages")
 
 # %% [markdown]
-# Memory tells the same: what rank 0 needs besides x is a whole tensor in one, and one chunk in the other.
+# And live, with memory. All ranks do the same now, and what each needs besides x is one chunk, not a whole tensor.
 
 # %%
-compare_memory(
-    {"through rank 0": naive_runs[4][big][1][0], "ring": ring_runs[4][big][1][0]},
-    baseline="through rank 0", born=True, title="Rank 0 of 4: memory besides x",
-)
+ring_live = run_ranks(once, 4, ring_all_reduce, big, link=SLOW, live="The ring, 4 ranks")
+for name, runs in {"through rank 0": naive_live, "ring": ring_live}.items():
+    besides = [recording.peak(born=True) / big - 1 for recording in runs.recordings]
+    print(f"{name}: tensors besides x, rank by rank: {', '.join(f'{value:.2f}' for value in besides)}")
 
 # %% [markdown]
 # ## "2 bytes per parameter"
@@ -498,7 +505,7 @@ print(f"mean of four times 20000 in float16: summed, then divided {run_ranks(lar
 #   each as long as a message. The sum goes back the same way.
 
 # %% [markdown]
-# **Predict first.** 16 KB and 1024 KB on 8 ranks, on the wire above: which of the three is fastest for each?
+# **Predict first.** 4 KB and 256 KB on 8 ranks, on the wire above: which of the three is fastest for each?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-fastest", "locked": false, "schema_version": 3, "solution": true, "task": false}
 predicted_small = None  # "naive", "ring" or "tree"
@@ -543,7 +550,7 @@ exam("allreduce.predict", predict_time, points=1)
 # <details><summary>Hint 3</summary>naive: 2(W - 1) whole tensors; ring: 2(W - 1) chunks; tree: two times the rounds, whole tensors</details>
 
 # %%
-for nbytes, guess in {16 * KB: predicted_small, 1024 * KB: predicted_large}.items():
+for nbytes, guess in {4 * KB: predicted_small, 256 * KB: predicted_large}.items():
     seconds = predict_time(8, nbytes, SLOW)
     told = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())
     print(f"8 ranks, {nbytes // KB} KB: {told}; you predicted {guess}")
@@ -604,11 +611,11 @@ check("allreduce.tree", tree_all_reduce)
 # same pairs, the other way round, without adding.</details>
 
 # %%
-small = SIZES[0]
+small, FAR = SIZES[0], Link(bandwidth_bytes_s=5e6, latency_s=20e-3, per="rank")  # as if across an ocean
 for name, function in {"naive": naive_all_reduce, "ring": ring_all_reduce, "tree": tree_all_reduce}.items():
-    seconds, _ = measure(function, 8, [small])[small]
+    seconds, _ = measure(function, 8, [small], FAR)[small]
     print(f"8 ranks, {small // KB} KB: {name:<5} {1000 * seconds:5.0f} ms measured (simulated wire), "
-          f"{1000 * predict_time(8, small, SLOW)[name]:5.0f} ms predicted")
+          f"{1000 * predict_time(8, small, FAR)[name]:5.0f} ms predicted")
 
 # %% [markdown]
 # ## On a real wire
@@ -654,7 +661,7 @@ for nbytes in (1 * MB, 4 * MB, 16 * MB):
 #
 # *Example.* The payload is 2 bytes for each of 1.5e9 parameters, 3 GB; each worker sends 2 * 63/64 of that, 5.9 GB. I measured 2.00, 2.67 and 3.00
 # bytes per parameter for 2, 3 and 4 ranks, which is 2(W - 1)/W times 2 bytes. By predict_time rank 0 takes 37.8 s and the ring 0.59 s. For 4 ranks and
-# 1 MB I predicted 89 ms and measured 95 ms: the copies and Python come on top. A layer of 2,000 parameters is 4 KB, the ring pays 126 latencies, 2.5 ms,
+# 256 KB I predicted 95 ms and measured 101 ms: the copies and Python come on top. A layer of 2,000 parameters is 4 KB, the ring pays 126 latencies, 2.5 ms,
 # and a tree 12, 0.24 ms. Better still: put many layers' gradients into one buffer, and pay the latencies once.
 # ### END SOLUTION
 

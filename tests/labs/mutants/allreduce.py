@@ -143,6 +143,16 @@ for name, flaws, criterion, hint in [
     wrong(name, check=SCATTER, criterion=criterion, hint=hint)(scatter(*flaws))
 
 
+@wrong("the last rank sends to one that does not exist", check=SCATTER, criterion="runs", hint="no-such-rank")
+def scatter_open(chunks):
+    rank, world = place()
+    for step in range(world - 1):
+        part = torch.empty_like(chunks[(rank - step - 1) % world])
+        swap(chunks[(rank - step) % world], part, rank + 1, (rank - 1) % world)
+        chunks[(rank - step - 1) % world] += part
+    return (rank + 1) % world
+
+
 @wrong("do-nothing", check=SCATTER, criterion="finished chunk", hint="nothing")
 def scatter_nothing(chunks):
     return dist.get_rank()
@@ -724,7 +734,7 @@ def tree_power_of_two(x):
         span *= 2
 
 
-@wrong("AR-16 a power of two assumed: partners that do not exist", check=TREE, criterion="runs", hint=None)
+@wrong("AR-16 a power of two assumed: partners that do not exist", check=TREE, criterion="runs", hint="no-such-rank")
 def tree_no_partner(x):
     rank, world = place()
     part, span = torch.empty_like(x), 1
