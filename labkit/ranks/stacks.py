@@ -5,7 +5,7 @@ import re
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _LABKIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OURS = (os.path.join(_LABKIT, "ranks"), os.path.join(_LABKIT, "recorder"))
+_OURS = tuple(os.path.join(_LABKIT, part) for part in ("ranks", "recorder", "checks"))
 _DEPTH = 8
 
 

@@ -212,7 +212,7 @@ def test_deadlock_is_seen() -> None:
 
     verdict = judge(waits, RANKS)
     assert (verdict.status, verdict.points) == ("deadlock", 0)
-    assert "recv" in verdict.detail
+    assert "recv" in verdict.detail and "in waits" in verdict.detail and "labkit/checks" not in verdict.detail
 
 
 def test_a_rank_that_raises_is_told_before_those_that_wait_for_it() -> None:
