@@ -69,7 +69,8 @@ def _ending(report: Any) -> str:
     """How a rank ended that sent no answer, for people."""
     error = report.error or {}
     told = f"{error['type']}: {error['message']}" if error else ""
-    return "\n".join(part for part in (told, report.detail) if part)
+    printed = report.output.strip()[-400:] if report.status == "exit" else ""  # a backend that aborts says why
+    return "\n".join(part for part in (told, report.detail, printed) if part)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _read(check: Check, case: Case, reports: Sequence[Report], nonce: str) -> Ob
         rank, report = min(bad, key=lambda item: order.index(item[1].status) if item[1].status in order else len(order))
         status = {"exit": "error"}.get(report.status, report.status)
         first = (report.detail.strip().splitlines() or ["ended without an answer"])[0]
-        ended = {"type": report.status, "message": report.output[-4000:], "frames": []}  # a backend that aborts says why on stderr
+        ended = {"type": report.status, "message": report.output[-4000:], "frames": []}
         hint = check.on_error(ended) if check.on_error and report.status == "exit" else None
         return _Problem(status, first[:160], f"With {case.name}: {report.detail.strip() or first}", hint)
     if problems:  # a rank that raised is why the others wait for it
