@@ -63,7 +63,7 @@ def on_error(error: dict[str, Any]) -> str | None:
         return "pieces"
     if "there is no rank" in message:
         return "no-such-rank"
-    if "must be contiguous" in message or "not compatible with input tensor's size and stride" in message:
+    if "contiguous" in message or "not compatible with input tensor's size and stride" in message:
         return "contiguous"
     if "must match the size of tensor" in message or "op.preamble.length <= op.nbytes" in message:  # gloo: longer than its receiver expects
         return "size"

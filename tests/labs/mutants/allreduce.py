@@ -219,10 +219,14 @@ def scatter_of_the_group(chunks):
     return dist.get_rank()
 
 
+CALLS: list = []
+
+
 @wrong("numbers through files", check=SCATTER, criterion="one successor", hint="silent")
 def scatter_through_files(chunks):
     rank, world = place()
-    folder = os.path.join(tempfile.gettempdir(), f"ranks-{os.getppid()}-{len(chunks[0])}-{world}")
+    CALLS.append(rank)
+    folder = os.path.join(tempfile.gettempdir(), f"ranks-{os.getppid()}-{len(CALLS)}")  # of this job, and this call of it
     os.makedirs(folder, exist_ok=True)
     torch.save(chunks, f"{folder}/part-{rank}")
     os.rename(f"{folder}/part-{rank}", f"{folder}/{rank}")
