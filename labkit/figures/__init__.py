@@ -23,6 +23,8 @@ _HOMES = {
     "ring_steps": "labkit.figures.allreduce",
     "message_lanes": "labkit.figures.allreduce",
     "predicted_times": "labkit.figures.allreduce",
+    "step_lanes": "labkit.figures.data_parallel",
+    "clock_lanes": "labkit.figures.parameter_server",
     "value_histogram": "labkit.figures.number_formats",
     "staircase": "labkit.figures.number_formats",
 }

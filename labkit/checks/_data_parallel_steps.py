@@ -1,0 +1,302 @@
+"""What the checks of wrappers share: steps of training with a candidate on every rank, and the judging of gradients and messages."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from labkit.checks._allreduce_traffic import shares
+from labkit.checks._core import Finding, Observation, WrongResult
+from labkit.checks._data_parallel_late import late_all_reduces
+from labkit.checks._data_parallel_nets import batch, build, expected_steps, loss_of, trainable
+from labkit.recorder import Recorder
+
+FORBIDS = (
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.utils.data.DistributedSampler",
+    "torch.distributed._composable.replicate",
+    "torch.distributed.fsdp.fully_shard",
+    "torch.distributed.fsdp.FullyShardedDataParallel",
+)
+LR = 0.1
+Run = dict[str, Any]  # net, seed, cap, steps (each a list of pieces: "", "quiet", or "raises"), keep (zero_grad), options
+
+
+class Interruption(Exception):
+    """What a check raises inside no_sync."""
+
+
+# -- on the ranks --
+
+
+class Trainer:
+    """One run: a fresh module, the candidate around it, and everything that can be seen of its steps."""
+
+    def __init__(self, candidate: Any, run: Run, index: int, seen: Observation, faults: list[str]) -> None:
+        self.run, self.index, self.seen, self.faults = run, index, seen, faults
+        self.net = build(run["net"], run["seed"], dist.get_rank())
+        self.at_gradient = 0
+        for p in self.net.parameters():
+            if p.requires_grad:  # before the candidate's own hooks
+                p.register_post_accumulate_grad_hook(self._gradient)
+        self.recorder = Recorder()
+        self.row: dict[str, Any] = {"steps": []}
+        with self.recorder:
+            self.replica = candidate(self.net, bucket_bytes=run["cap"], **run.get("options", {}))
+            self._examine()
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=LR, momentum=0.9)
+            for step in range(len(run["steps"])):
+                self._step(step)
+        seen.values["rows"].append(self.row)
+
+    def _gradient(self, _: torch.Tensor) -> None:
+        self.at_gradient = len(self.recorder.log.messages)
+
+    def _examine(self) -> None:
+        if not callable(self.replica):
+            raise WrongResult(f"a {type(self.replica).__name__} cannot be called with the module's arguments", "output")
+        if not hasattr(self.replica, "finish"):
+            raise WrongResult(f"the {type(self.replica).__name__} has no method finish")
+        for name, tensor in (*self.net.named_parameters(), *self.net.named_buffers()):
+            self.seen.tensors[f"{self.index}/start/{name}"] = tensor.detach().clone()
+
+    def _messages(self, first: int) -> list[list[Any]]:
+        return [[m["kind"], m["payload_bytes"], bool(m["asynchronous"])] for m in self.recorder.log.messages[first:]]
+
+    def _step(self, step: int) -> None:
+        log, name, seed = self.recorder.log, self.run["net"], self.run["seed"]
+        self.optimizer.zero_grad(set_to_none=not self.run.get("keep", False))
+        before = {key: p.detach().clone() for key, p in self.net.named_parameters()}
+        told: dict[str, Any] = {"quiet": [], "output": True}
+        for piece, how in enumerate(self.run["steps"][step]):
+            x, keywords, generator = batch(name, seed, dist.get_rank(), 10 * step + piece)
+            first = len(log.messages)
+            if how:
+                self._quietly(x, keywords, generator, raises=how == "raises")
+                told["quiet"] += self._messages(first)
+                continue
+            output = self.replica(x, **keywords)
+            tensor = output[0] if isinstance(output, tuple) else output
+            if not isinstance(tensor, torch.Tensor) or tensor.grad_fn is None:
+                raise WrongResult(f"{name}: calling the wrapper returned a {type(output).__name__}, not what the module returns", "output")
+            loss_of(output, generator).backward()
+            behind = len(log.messages)
+            self.replica.finish()
+            rows = self._messages(first)
+            told |= {"rows": rows, "behind": behind - first, "at_last": max(0, self.at_gradient - first)}
+        for key, p in self.net.named_parameters():
+            if p.grad is not None:
+                self.seen.tensors[f"{self.index}/{step}/grad/{key}"] = p.grad.detach().clone()
+        told["changed"] = [key for key, p in self.net.named_parameters() if not torch.equal(before[key], p.detach())]
+        self.optimizer.step()
+        for key, p in self.net.named_parameters():
+            self.seen.tensors[f"{self.index}/{step}/after/{key}"] = p.detach().clone()
+        told["late"] = bool(self.faults)
+        self.faults.clear()
+        self.row["steps"].append(told)
+
+    def _quietly(self, x: torch.Tensor, keywords: dict[str, Any], generator: torch.Generator, raises: bool) -> None:
+        try:
+            with self.replica.no_sync():
+                loss_of(self.replica(x, **keywords), generator).backward()
+                if raises:
+                    raise Interruption("raised by the check inside no_sync")
+        except Interruption:
+            pass
+
+
+def train(candidate: Any, runs: Sequence[Run]) -> Observation:
+    """Every run of a case, one after the other, on this rank."""
+    seen, faults = Observation({"rows": []}), late_all_reduces()
+    for index, run in enumerate(runs):
+        Trainer(candidate, run, index, seen, faults)
+    return seen
+
+
+# -- the judge's side: numbers --
+
+
+def why(observed: torch.Tensor, parts: list[torch.Tensor], rank: int, late: bool) -> str:
+    """The hint for a mean over ranks that is none, by what it is made of."""
+    world = len(parts)
+    used = [index for index, part in enumerate(parts) if bool(part.any())]
+    found = shares(observed, parts)
+    if late:
+        return "late-write"
+    if found is None or not used:
+        return "garbage"
+    weights = [found[index] * world for index in used]
+    if all(abs(weight - (world if index == rank else 0)) < 0.1 for index, weight in zip(used, weights, strict=True)) and world > 1:
+        return "local"
+    if max(weights) - min(weights) > 0.1:
+        return "missing"
+    if abs(weights[0] - world) < 0.1:
+        return "sum"
+    return "small" if weights[0] < 1 else "twice"
+
+
+def judge_mean(
+    grads: dict[str, torch.Tensor], wanted: dict[str, Any], rank: int, late: bool = False, rtol: float = 1e-4
+) -> tuple[str, str, str] | None:
+    """(what was observed, hint, parameter) for the first gradient of a rank that is not the mean, else None."""
+    all_of_them = max((part.abs().max().item() for own in wanted["own"] for part in own.values()), default=1.0)
+    for key, mean in wanted["mean"].items():
+        observed = grads.get(key)
+        if observed is None:
+            if mean is not None:
+                return f"{key}: its gradient is None", "none", key
+            continue
+        mean = torch.zeros_like(observed) if mean is None else mean
+        if observed.shape != mean.shape or observed.dtype != mean.dtype:
+            told = f"{key}: a gradient of shape {tuple(observed.shape)}, {str(observed.dtype).removeprefix('torch.')}"
+            return told, "shape", key
+        parts = [own.get(key, torch.zeros_like(mean)) for own in wanted["own"]]
+        largest = max(part.abs().max().item() for part in parts)
+        off = (observed - mean).abs().max().item()
+        if not off <= rtol * max(largest, 1e-2 * all_of_them):  # a bias before BatchNorm has rounding noise for a gradient
+            return f"{key}: off by {off:.2g}, ranks' gradients are up to {largest:.2g}", why(observed, parts, rank, late), key
+    return None
+
+
+def judge_steps(name: str, run: Run, seen: Observation, index: int, where: str) -> Finding:
+    """Gradients and parameters after every step, on every rank, against one module that sees all ranks' batches."""
+    world = len(seen.ranks)
+    wanted = expected_steps(run["net"], run["seed"], world, run["steps"], LR)
+    expected = "as one process with the full batch"
+    for step, goal in enumerate(wanted):
+        for rank, one in enumerate(seen.ranks):
+            row, place = one.values["rows"][index]["steps"][step], f"{where}, step {step + 1}, rank {rank}"
+            if row["changed"]:
+                return Finding(name, False, expected, f"{place}: {row['changed'][0]} changed before optimizer.step()", "parameters")
+            prefix = f"{index}/{step}/grad/"
+            grads = {key.removeprefix(prefix): tensor for key, tensor in one.tensors.items() if key.startswith(prefix)}
+            wrong = judge_mean(grads, goal, rank, row["late"])
+            if wrong:
+                told, hint, _ = wrong
+                if not _same_start(run, one, index):
+                    hint = "start"
+                elif step and hint not in ("shape", "late-write"):
+                    hint = "stale" if run.get("keep") else "later-steps"
+                elif hint == "garbage" and "branch" in run["net"]:
+                    hint = "deadlock"
+                return Finding(name, False, expected, f"{place}: {told}", hint)
+            for key, value in goal["after"].items():
+                other = one.tensors[f"{index}/{step}/after/{key}"]
+                if (other - value).abs().max() > 1e-4 * value.abs().max() + 1e-7:
+                    hint = "later-steps" if _same_start(run, one, index) else "start"
+                    return Finding(name, False, expected, f"{place}: {key} is another one", hint)
+    return Finding(name, True, expected, "equal, within rounding")
+
+
+def _same_start(run: Run, one: Observation, index: int) -> bool:
+    return all(torch.equal(one.tensors[f"{index}/start/{key}"], p) for key, p in build(run["net"], run["seed"], 0).named_parameters())
+
+
+def judge_start(name: str, run: Run, seen: Observation, index: int, where: str) -> Finding:
+    """Parameters and buffers of all ranks are rank 0's once the wrapper is there."""
+    first, expected = build(run["net"], run["seed"], 0), "rank 0's parameters and buffers everywhere"
+    for rank, one in enumerate(seen.ranks):
+        for kind, named in (("start", first.named_parameters()), ("buffers", first.named_buffers())):
+            for key, tensor in named:
+                if not torch.equal(one.tensors[f"{index}/start/{key}"], tensor):
+                    hint = "root" if rank == 0 else kind
+                    return Finding(name, False, expected, f"{where}: {key} of rank {rank} is not rank 0's", hint)
+    return Finding(name, True, expected, "so")
+
+
+def judge_bits(name: str, run: Run, seen: Observation, index: int, where: str) -> Finding:
+    for step in range(len(run["steps"])):
+        for key in dict(build(run["net"], 0, 0).named_parameters()):
+            first = seen.ranks[0].tensors[f"{index}/{step}/after/{key}"]
+            for rank, one in enumerate(seen.ranks):
+                if not torch.equal(first, one.tensors[f"{index}/{step}/after/{key}"]):
+                    return Finding(name, False, "equal on all ranks", f"{where}: {key} of rank {rank} after step {step + 1} differs", "bits")
+    return Finding(name, True, "equal on all ranks", "equal")
+
+
+# -- the judge's side: messages --
+
+
+def reduced(row: dict[str, Any]) -> list[int]:
+    """Bytes of each all-reduce of a step, in order."""
+    return [payload for kind, payload, _ in row["rows"] if kind == "all_reduce"]
+
+
+def bucket_limits(net: str, cap: int) -> tuple[int, int, int, int]:
+    """(fewest, most all-reduces per step, bytes that one may hold, bytes of all gradients)."""
+    sizes = [(p.nbytes, p.dtype) for p in trainable(net).values()]
+    total, largest = sum(size for size, _ in sizes), max(size for size, _ in sizes)
+
+    def greedy(order: list[Any]) -> int:
+        count, room, dtype = 0, -1, None
+        for size, kind in order:
+            if size > room or kind != dtype:
+                count, room, dtype = count + 1, cap, kind
+            room -= size
+        return count
+
+    return math.ceil(total / (cap + largest)), max(greedy(sizes), greedy(sizes[::-1])) + 1, cap + largest, total
+
+
+def judge_buckets(run: Run, seen: Observation, index: int, where: str, names: tuple[str, str] = ("buckets", "bytes")) -> list[Finding]:
+    """How many all-reduces a step makes, how large they are, and their sum."""
+    fewest, most, largest, total = bucket_limits(run["net"], run["cap"])
+    wanted = f"{fewest} to {most} all-reduces of at most {largest} bytes"
+    volume, alone = f"{total} bytes", len(seen.ranks) == 1
+    found = [Finding(names[0], True, wanted, ""), Finding(names[1], True, volume, "")]
+    for step in range(len(run["steps"])):
+        for rank, one in enumerate(seen.ranks):
+            row = one.values["rows"][index]["steps"][step]
+            place, sizes = f"{where}, step {step + 1}, rank {rank}", reduced(row)
+            if alone and not sizes:
+                continue
+            others = {kind for kind, *_ in row["rows"]} - {"all_reduce", "wait"}
+            hint = "silent" if not row["rows"] else "kind" if others else None
+            told = f"{place}: {', '.join(sorted(others)) or 'nothing'} is sent" if hint else f"{place}: {len(sizes)}, of {max(sizes)} bytes"
+            if not hint:
+                hint = "too-many" if len(sizes) > most else "too-few" if len(sizes) < fewest or max(sizes) > largest + 64 else None
+            if hint and found[0].passed:
+                found[0] = Finding(names[0], False, wanted, told, hint)
+            room = total * 1.01 + 64 * len(sizes)  # a flag or some padding in each is nobody's mistake
+            if not total <= sum(sizes) <= room and found[1].passed:
+                hint = "bytes-more" if sum(sizes) > room else "bytes-less"
+                if hint == "bytes-more" and run["net"] == "frozen layer":
+                    hint = "frozen"
+                found[1] = Finding(names[1], False, volume, f"{place}: {sum(sizes)} bytes", hint)
+    sizes = reduced(seen.ranks[0].values["rows"][index]["steps"][-1])
+    return [one if not one.passed else Finding(one.criterion, True, one.expected, text)
+            for one, text in zip(found, (str(len(sizes)), f"{sum(sizes)} bytes"), strict=True)]  # fmt: skip
+
+
+def judge_overlap(name: str, run: Run, seen: Observation, index: int, where: str) -> Finding:
+    """All-reduces start before the last gradient is there, and nobody waits in between. A first step may be used to look around."""
+    expected, counts = "all-reduces start before the last gradient, none is waited for", []
+    for step in range(1, len(run["steps"])):
+        for rank, one in enumerate(seen.ranks):
+            row, place = one.values["rows"][index]["steps"][step], f"{where}, step {step + 1}, rank {rank}"
+            early = row["rows"][: row["at_last"]]
+            started, count = sum(kind == "all_reduce" for kind, *_ in early), len(reduced(row))
+            counts.append((started, count))
+            during = row["rows"][: row["behind"]]
+            if any(kind == "wait" or not asynchronous for kind, _, asynchronous in during if kind in ("wait", "all_reduce")):
+                return Finding(name, False, expected, f"{place}: backward waits for a message", "blocks")
+            if not started:
+                return Finding(name, False, expected, f"{place}: none of {count} starts before the last gradient", "late")
+            if started < (count - 1) // 2:
+                return Finding(name, False, expected, f"{place}: {started} of {count} start before the last gradient", "held")
+    started, count = min(counts)
+    return Finding(name, True, expected, f"{started} of {count} start before the last gradient")
+
+
+def worst(criterion: str, expected: str, findings: Sequence[Finding]) -> Finding:
+    """One finding for several: the first that failed, under another criterion's name."""
+    bad = next((one for one in findings if not one.passed), None)
+    if bad is None:
+        return Finding(criterion, True, expected, "so")
+    return Finding(criterion, False, expected, bad.observed, bad.hint, bad.detail)
+
+
+def seed_of(generator: torch.Generator) -> int:
+    return int(torch.randint(1, 2**20, (), generator=generator))
