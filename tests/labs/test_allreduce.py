@@ -15,7 +15,8 @@ from labkit.checks._allreduce_phases import judge_chunks
 from labkit.checks._allreduce_predict import HINTS as PREDICT_HINTS
 from labkit.checks._allreduce_predict import seconds
 from labkit.checks._allreduce_tree import limit, rounds
-from labkit.figures.allreduce import chunk_states
+from labkit.figures.allreduce import chunk_states, message_lanes, predicted_times
+from labkit.figures.allreduce import traffic as traffic_table
 from labkit.ranks import Link, run_ranks
 from labkit.ranks.link import seconds_of
 from tests.labs import corpus
@@ -177,6 +178,17 @@ def test_the_picture_follows_the_messages() -> None:
     assert [sum(map(sum, moved)) for _, moved in states] == [0, 3, 3, 3, 3]
     with pytest.raises(ValueError, match="none of the chunks"):
         chunk_states([recording(rank) for rank in range(3)], [4, 8, 16])
+
+
+def test_pictures_say_what_they_show() -> None:
+    assert "rank 1 to rank 0 2 messages, 1.5 KiB" in traffic_table([[[0, 0], [1, 8]], [[2, 1536], [0, 0]]], title="Who sends").alt
+    assert traffic_table([[[0, 0]]], title="Alone").alt == "Alone. nobody sends anything."
+    times = {"ring": {1000: 0.5}}
+    told = predicted_times(times, times, title="Time").alt
+    assert "simulated" in told and "500 ms, predicted 500 ms" in told
+    message = SimpleNamespace(peer=1, start_s=0.0, end_s=0.5)
+    recordings = [SimpleNamespace(clock_s=clock, comm=lambda kind: [message]) for clock in (3.0, 4.0)]
+    assert "2 messages, the last one ends after 1.5 s" in message_lanes({"both": recordings}, title="Lanes").alt
 
 
 def test_a_ring_takes_the_time_that_the_lab_predicts() -> None:
