@@ -33,6 +33,7 @@ HINTS = {
     "silent": "Nobody sends anything. How is rank 0 to learn what rank 1 holds?",
     "alone": "With one rank there is nobody to talk to. Which of your loops runs all the same?",
     "whole": "Does every hop need to carry the whole tensor?",
+    "wide": "How many bytes has one of x's numbers, and how many does it have on its way?",
     "too-many": "How often does a chunk have to change ranks before the one where it stops has seen them all?",
     "too-few": "Fewer messages than a ring needs. Which chunk never moves on?",
     "size": "A message and the memory that it is meant for differ in size. Which chunk is in it, and which one does its receiver expect?",

@@ -221,7 +221,9 @@ def judge_chunks(rows: list[dict[str, Any]], sizes: list[int], stays: list[set[i
             continue
         told = f"{where}: rank {rank} sends {len(sent)} messages, {sum(sent)} bytes"
         fewest = min(len(one) for one in allowed)
-        if len(full) < fewest:
+        if full and [nbytes / 2 for nbytes in full] in allowed:
+            hint = "wide"
+        elif len(full) < fewest:
             hint = "silent" if not any(sends(one) for one in rows) else "too-few"
         elif sum(full) > sum(sizes) or (len(full) and max(full) > max(sizes)):
             hint = "too-many" if max(full) <= max(sizes) else "whole"

@@ -166,7 +166,8 @@ def _judge_messages(rows: list[dict[str, Any]], count: int, itemsize: int, where
         mine = sends(row)
         sent = sum(nbytes for _, nbytes in mine)
         if not low <= sent <= high and findings[1].passed:
-            hint = "whole" if sent > high else "too-few"
+            wide = len(mine) == most and 2 * low <= sent <= 2 * high
+            hint = "wide" if wide else "whole" if sent > high else "too-few"
             findings[1] = Finding("bytes", False, volume, f"{where}: rank {rank} sends {sent} bytes", "silent" if not sent else hint)
         if not fewest <= len(mine) <= most and findings[0].passed:
             hint = "alone" if ranks == 1 else "too-many" if len(mine) > most else "too-few"

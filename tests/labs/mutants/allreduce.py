@@ -178,6 +178,14 @@ def scatter_whole(chunks):
     return rank
 
 
+@wrong("twice as many bits on the way", check=SCATTER, criterion="messages", hint="wide")
+def scatter_wide(chunks):
+    double = [chunk.double() if chunk.is_floating_point() else chunk for chunk in chunks]
+    mine = scatter()(double)
+    chunks[mine].copy_(double[mine])
+    return mine
+
+
 @wrong("each chunk straight to its owner", check=SCATTER, criterion="one successor", hint="successor")
 def scatter_direct(chunks):
     rank, world = place()
@@ -631,6 +639,30 @@ def ring_small_through_root(x):
 def ring_not_alone(x):
     1 // (dist.get_world_size() - 1)
     return whole_ring()(x)
+
+
+@wrong("twice as many bits on the way", check=RING, criterion="bytes", hint="wide")
+def ring_wide(x):
+    double = x.double() if x.is_floating_point() else x.contiguous()
+    whole_ring()(double)
+    x.copy_(double)
+    return x
+
+
+@wrong("AR-10 whole tensors round the ring, twice", check=RING, criterion="bytes", hint="whole")
+def ring_whole_twice(x):
+    rank, world = place()
+    total, passing = x.contiguous().clone(), x.contiguous().clone()
+    for _ in range(world - 1):
+        arriving = torch.empty_like(passing)
+        swap(passing, arriving, (rank + 1) % world, (rank - 1) % world)
+        total += arriving
+        passing = arriving
+    for step in range(world - 1):
+        arriving = torch.empty_like(total)
+        swap(total, arriving, (rank + 1) % world, (rank - 1) % world)
+        total = arriving if rank > step else total
+    x.copy_(total)
 
 
 @wrong("two halves one after the other", check=RING, criterion="messages", hint="too-many")
