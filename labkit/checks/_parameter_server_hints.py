@@ -5,11 +5,11 @@ from typing import Any
 HINTS = {
     # the store
     "optimizer-gone": "The steps have no memory of the ones before. Where does velocity live between two calls?",
-    "scale-store": "The step is a constant times too long or too short. If you add workers with the same total data, should the step change?",
+    "scale-store": "The step is too long or too short by a constant. If you add workers with the same total data, should the step change?",
     "each-applied": "How many optimizer steps is one call of `apply`, however many gradients it gets?",
     "first-only": "Some of the gradients that came are in no step. Which ones reach the optimizer?",
     "accumulated": "The second step still holds something of the first. What is in `.grad` before you write to it?",
-    "values": "This is not what the optimizer makes of the mean gradient. Which gradient does it see, for which name?",
+    "values": "This is not what the optimizer makes of the mean. Which gradient does it see, for which name?",
     "version": "How many steps have been applied? Who counts them, and where does a reader see that?",
     "aliased-pull": "If a worker scribbles on what it pulled, who notices?",
     "aliased-later": "A worker's copy changed after it was pulled. Whose memory did it get?",
@@ -79,6 +79,8 @@ def on_error(error: dict[str, Any]) -> str | None:
         return "death-stuck"
     if kind == "KeyError" and message.strip("'").isdigit():
         return "return"
+    if kind == "AttributeError" and "'NoneType' object has no attribute 'detach'" in message:
+        return "twice-sent"
     if kind == "RuntimeError" and "leaf" in message and "in-place" in message:
         return "graph"
     return None

@@ -261,7 +261,7 @@ def _early(log: list[list]) -> Finding:
     for row in log:
         if row[0] == "push":
             sent = True
-        elif row[0] == "backward" and row[1] == len(WIDTHS) - 2:
+        elif row[0] == "answer":
             sent = False
         elif row == ["backward", 0]:
             passes += 1

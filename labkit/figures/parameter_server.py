@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from labkit.figures.colours import BASELINE, LINES, PHASES
@@ -17,7 +18,8 @@ Row = tuple[float, str, int, int]
 def spans_of(log: Sequence[Row]) -> tuple[dict[int, list[tuple[float, float, int]]], dict[int, list[tuple[float, float]]]]:
     """Per worker: (begin, end, clock) of what it computed, from an answer to the push for it, and (begin, end) of its waits for an answer.
 
-    log : rows (seconds, what, worker, clock), in order; what is "asks", "answer", "push", "death" or "stop"
+    log : rows (seconds, what, worker, clock), in order; what is "asks", "answer", "push", "death", "return" (in its
+          next life) or "stop"
     """
     works: dict[int, list[tuple[float, float, int]]] = {}
     waits: dict[int, list[tuple[float, float]]] = {}
@@ -34,7 +36,7 @@ def spans_of(log: Sequence[Row]) -> tuple[dict[int, list[tuple[float, float, int
             begun[worker] = seconds, clock
         elif what == "push" and worker in begun:
             works[worker].append((begun.pop(worker)[0], seconds, clock))
-        elif what == "death":
+        elif what in ("death", "return"):
             begun.pop(worker, None)
             asked.pop(worker, None)
     return works, waits
@@ -90,7 +92,10 @@ def clock_lanes(
     above.set_xlim(0, end)
     above.set_title(title, pad=24)
     words = [
-        f"worker {worker}: {len(works[worker])} batches, waited {sum(b - a for a, b in waits[worker]):.2f} s" for worker in workers
+        f"worker {worker}: {len(works[worker])} batches, waited {sum(b - a for a, b in waits[worker]):.2f} s"
+        + _times(sum(row[1:3] == ("return", worker) for row in log), "returned")
+        + _times(sum(row[1:3] == ("death", worker) for row in log), "taken for dead")
+        for worker in workers
     ]
     if losses:
         grid = axes[0, 1].get_gridspec()
@@ -108,6 +113,10 @@ def clock_lanes(
     return picture
 
 
+def _times(count: int, what: str) -> str:
+    return f", {what} {count} time{'s' * (count != 1)}" if count else ""
+
+
 def _draw_lanes(axes: Axes, log: Sequence[Row], workers: list[int], works: Mapping, waits: Mapping) -> None:
     for number, worker in enumerate(workers):
         floor = len(workers) - 1 - number
@@ -118,8 +127,8 @@ def _draw_lanes(axes: Axes, log: Sequence[Row], workers: list[int], works: Mappi
             if end - begin > 0.03 * log[-1][0]:
                 axes.text((begin + end) / 2, floor + 0.5, str(clock), color="white", ha="center", va="center_baseline", fontsize=7)
         for seconds, what, who, _ in log:
-            if who == worker and what == "death":
-                axes.plot([seconds], [floor + 0.5], marker="X", ms=8, color=_DEAD, mec="white")
+            if who == worker and what in ("death", "return"):
+                axes.plot([seconds], [floor + 0.5], marker="X" if what == "death" else "^", ms=8, color=_DEAD, mec="white")
     axes.set_ylim(0, len(workers))
     axes.set_yticks([len(workers) - 0.5 - number for number in range(len(workers))], [f"worker {worker}" for worker in workers])
     axes.tick_params(axis="y", length=0)
@@ -127,6 +136,8 @@ def _draw_lanes(axes: Axes, log: Sequence[Row], workers: list[int], works: Mappi
     waits_patch = Patch(facecolor=_WAIT, edgecolor="#9a9a9a", hatch="////", lw=0, label="waits")
     handles = [Patch(facecolor=PHASES[0], label="computes its batch of that number"), waits_patch]
     if any(row[1] == "death" for row in log):
-        handles.append(Patch(facecolor=_DEAD, label="taken for dead"))
-    quiet_legend(axes, handles=handles, ncols=3)
+        handles.append(Line2D([], [], marker="X", ls="", ms=8, color=_DEAD, label="taken for dead"))
+    if any(row[1] == "return" for row in log):
+        handles.append(Line2D([], [], marker="^", ls="", ms=8, color=_DEAD, label="first heard in its next life"))
+    quiet_legend(axes, handles=handles, ncols=4)
     axes.title.set_color(INK)

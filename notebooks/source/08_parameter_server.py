@@ -480,7 +480,7 @@ exam("parameter_server.worker", work, points=1)
 def serve(server, steps, finish, lease_s=None, measure=None):
     """Rank 0: until each worker in `finish` has done `steps` batches. Returns rows (seconds, what, worker, clock), and losses."""
     box, layers, log, losses = Endpoint(), Layers(NAMES), [], []
-    heard, done, begin = {}, set(), time.perf_counter()
+    heard, lives, done, begin = {}, {}, set(), time.perf_counter()
 
     def note(what, worker, clock):
         log.append((time.perf_counter() - begin, what, worker, clock))
@@ -490,6 +490,9 @@ def serve(server, steps, finish, lease_s=None, measure=None):
         if message is not None:
             worker, said = message.sender - 1, json.loads(message.data)
             heard[worker] = time.perf_counter()
+            if message.life > lives.setdefault(worker, message.life):
+                lives[worker] = message.life
+                note("return", worker, server.clock(worker))
             if said["do"] == "push":
                 whole = layers.arrive(worker, message.life, said["clock"], said["layer"], message.tensors["gradient"])
                 if whole is not None:
