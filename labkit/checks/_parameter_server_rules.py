@@ -66,8 +66,9 @@ def _bounded_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     return [
         Case(ONCE, {"kind": ONCE, "runs": runs([(3, None), (1, None), (5, None)])}),
         Case(ASYNC, {"kind": ASYNC, "runs": runs([(3, None), (4, None)], slow=1)}, covers=(ASYNC,)),
-        Case(TWICE, {"kind": TWICE, "runs": runs([(3, None), (3, 2), *odd], again=0.35)}, covers=(TWICE,)),
-        Case(BOUND, {"kind": BOUND, "runs": [*runs([(3, 1), (2, 0), (4, 3)], slow=0), *runs([(3, 2)])]}, covers=(BOUND,)),
+        Case(TWICE, {"kind": TWICE, "runs": runs([(3, None), (4, None)], again=0.35)}, covers=(TWICE,)),
+        Case(BOUND, {"kind": BOUND, "runs": [*runs([(3, 1), (2, 0), (4, 3)], slow=0), *runs([(3, 2), *odd], again=0.2)]},
+             covers=(BOUND,)),
         Case(DEATHS, {"kind": DEATHS, "runs": [back, *([alone] if strict else []), *runs([(3, 1), (4, 2), *odd], deaths=0.1)]},
              covers=(DEATHS,)),
         Case(DELAY, {"kind": DELAY, "runs": runs([(3, None), (4, 2)])}, covers=(DELAY,)),

@@ -51,6 +51,8 @@ def gaps_of(log: Sequence[Row]) -> tuple[list[float], list[int]]:
             clocks.pop(worker, None)
         elif what == "push":
             clocks[worker] = clock + 1
+        elif what == "asks":  # in rounds it waits with its round's number still
+            clocks.setdefault(worker, clock)
         else:
             clocks[worker] = clock
         if what == "answer":

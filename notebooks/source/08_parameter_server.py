@@ -813,7 +813,7 @@ for name in RULES:
 #
 # *Example.* In an all-reduce all are equal and each step needs all; with a server the state has one owner, and a worker is only a function of what
 # it pulls. When rank 2 was killed in the all-reduce, all three ended; my server's workers died twelve times, and 48 of 48 batches were applied. The
-# server moved 2.0, 4.0, 6.0 and 8.0 S per step for 1 to 4 workers, so 128 S for 64, where a ring's rank has 3.9 S in and out. With 64 equal cards I
+# server moved 2.0, 4.0 and 8.0 S per step for 1, 2 and 4 workers, so 128 S for 64, where a ring's rank has 3.9 S in and out. With 64 equal cards I
 # take the all-reduce: nobody is slow for long, and one machine cannot carry 128 S. If one worker were four times slower, as worker 2 here, the
 # fast ones would wait three quarters of the time; then I'd take bound 2, whose loss after as many batches was close.
 # ### END SOLUTION

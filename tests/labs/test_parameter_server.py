@@ -81,7 +81,7 @@ def test_scripts_hold_what_they_are_about(check: str) -> None:
     for name, runs in cases_of(check).items():
         assert all(len(run["script"]) > 5 for run in runs)
         if name == "bound":
-            slow = [run for run in runs if run["bound"] != 2]
+            slow = [run for run in runs if run["bound"] in (0, 1, 3)]
             assert all(scripts.expected(run)[1].gap == run["bound"] for run in slow)
         if name == "asynchronous":
             assert all(scripts.expected(run)[1].gap > 3 for run in runs)
