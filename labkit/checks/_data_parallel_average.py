@@ -68,7 +68,7 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
             mean = Finding("mean", False, mean.expected, f"{where}, rank {rank}: {row['changed'][0]} has changed", "parameters")
         wrong = judge_mean(grads, wanted, rank, row["late"], rtol=2e-5)
         if wrong and mean.passed:
-            hint = "none" if wrong[1] == "missing" and "branch" in run["net"] else wrong[1]
+            hint = {"missing": "none", "garbage": "deadlock"}.get(wrong[1], wrong[1]) if "branch" in run["net"] else wrong[1]
             mean = Finding("mean", False, mean.expected, f"{where}, rank {rank}: {wrong[0]}", hint)
         for key, tensor in grads.items():
             first = seen.ranks[0].tensors.get(prefix + key)
@@ -88,7 +88,8 @@ def _judge_messages(net: str, seen: Observation, index: int, where: str) -> list
         hint = "silent" if not messages else "kind" if others else "too-many" if len(messages) > len(sizes) + 1 else None
         if hint and found[0].passed:
             told = ", ".join(sorted(others)) or f"{len(messages)} messages"
-            found[0] = Finding("all-reduces", False, found[0].expected, f"{where}, rank {rank}: {told}", "frozen" if _frozen(hint, net) else hint)
+            hint = "frozen" if hint == "too-many" and net == "frozen layer" else hint
+            found[0] = Finding("all-reduces", False, found[0].expected, f"{where}, rank {rank}: {told}", hint)
         volume = sum(payload for _, payload in messages)
         if not sum(sizes) <= volume <= 1.01 * sum(sizes) + 64 * len(messages) and found[1].passed:
             hint = "bytes-less" if volume < sum(sizes) else "frozen" if net == "frozen layer" else "bytes-more"
@@ -96,10 +97,6 @@ def _judge_messages(net: str, seen: Observation, index: int, where: str) -> list
     told = seen.ranks[0].values["rows"][index]["messages"]
     texts = str(len(told)), f"{sum(payload for _, payload in told)} bytes"
     return [one if not one.passed else Finding(one.criterion, True, one.expected, text) for one, text in zip(found, texts, strict=True)]
-
-
-def _frozen(hint: str, net: str) -> bool:
-    return hint == "too-many" and net == "frozen layer"
 
 
 def _summary(case: Case, seen: Observation) -> str | None:

@@ -61,7 +61,7 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
     run, rows = case.values["runs"][index], [one.values["rows"][index] for one in seen.ranks]
     where, first = f"{case.name}, {run['net']}", build(run["net"], run["seed"], 0)
     frozen = {name for name, p in first.named_parameters() if not p.requires_grad}
-    equal = {"parameters": Finding("parameters", True, "rank 0's everywhere", "so"), "buffers": Finding("buffers", True, "rank 0's everywhere", "so")}
+    equal = {kind: Finding(kind, True, "rank 0's everywhere", "so") for kind in ("parameters", "buffers")}
     buffers = dict(first.named_buffers())
     for name, tensor in _named(first):
         kind = "buffers" if name in buffers else "parameters"
@@ -81,7 +81,8 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
 
 
 def _summary(case: Case, seen: Observation) -> str | None:
-    return None if case.covers else f"{len(seen.values['rows'][0]['messages'])} messages for {case.values['runs'][0]['net']}, equal on 3 ranks"
+    count, net = len(seen.values["rows"][0]["messages"]), case.values["runs"][0]["net"]
+    return None if case.covers else f"{count} messages for {net}, equal on 3 ranks"
 
 
 register(Check(

@@ -20,7 +20,9 @@ HINTS = {
     "buffers": "What else is in state_dict besides parameters?",
     "frozen-start": "Does a parameter need equal values on all ranks only if it is trained?",
     "root": "Whose values do all ranks hold now? Did rank 0's stay as they were?",
-    "replaced": "An optimizer made before holds the old tensors. Does your function write into a parameter, or put another one in its place?",
+    "replaced": (
+        "An optimizer made before holds the old tensors. Does your function write into a parameter, or put another one in its place?"
+    ),
     "flag": "Does every parameter still require a gradient where it did before?",
     "too-many-start": "Count your broadcasts and the tensors of the module. Is any sent twice?",
     # gradients
@@ -29,7 +31,12 @@ HINTS = {
     "small": "It is too small by a factor. How often is each gradient divided, and is it reduced once?",
     "twice": "Some gradient was divided or reduced more than once. How often does a shared parameter report ready?",
     "late-write": "Who owns a buffer between the launch of its message and the wait?",
-    "garbage": "What is in .grad is no mixture of the ranks' gradients of this parameter. Which part of which buffer goes back to which parameter?",
+    "garbage": (
+        "What is in .grad is no mixture of the ranks' gradients of this parameter. Which part of which buffer goes back to which "
+        "parameter?"
+    ),
+    "precision": "It is the mean, but not to a few roundings. In which dtype are gradients summed and sent?",
+    "users": "A rank that did not use a parameter counts as zeros. By how many is the sum divided?",
     "missing": "Some rank's gradient is not in the mean, or with another weight. Was .grad complete at the moment when you read it?",
     "none": "A gradient is None that is not None on another rank. What does a rank send, and keep, that has none of its own?",
     "shape": "Compare shape and dtype of a gradient with its parameter's.",
@@ -73,6 +80,4 @@ def on_error(error: dict[str, Any]) -> str | None:
         return "deadlock"  # ranks reduced tensors of different sizes
     if "no attribute 'flatten'" in message or "'NoneType'" in message:
         return "none"
-    if "Expected all tensors to have the same" in message or "a leaf Variable that requires grad" in message:
-        return None
     return None

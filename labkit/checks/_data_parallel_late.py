@@ -1,4 +1,4 @@
-"""All-reduces whose results arrive at the wait and no sooner, whatever the machine does: what touches a buffer in flight shows every time."""
+"""All-reduces whose results arrive at the wait and no sooner, on any machine: what touches a buffer in flight shows every time."""
 
 from typing import Any
 

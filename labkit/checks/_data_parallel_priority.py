@@ -23,7 +23,8 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         Case("2 ranks", {"runs": few}, world_size=2, covers=(OTHERS,)),
     ]
     if strict:
-        more = [run("chain", 1, 7), run("chain", 640, 99), run("frozen layer", 100, 1), run("chain", 640, 1, [["quiet", ""], ["raises", ""]])]
+        pieces = run("chain", 640, 1, [["quiet", ""], ["raises", ""]])
+        more = [run("chain", 1, 7), run("chain", 640, 99), run("frozen layer", 100, 1), pieces]
         cases += [
             Case("4 ranks", {"runs": more}, world_size=4, covers=(OTHERS,)),
             Case("one rank", {"runs": [run("chain", 640, 2, [[""], [""]])]}, world_size=1, covers=(OTHERS,)),
@@ -75,7 +76,7 @@ def _judge_order(run: dict[str, Any], seen: Observation, index: int, where: str)
     sizes = {p.nbytes: name for name, p in trainable(run["net"]).items()}
     names = list(sizes.values())
     first, then = names[::-1][:ahead], names[: len(names) - ahead]
-    expected = f"{', '.join(first[:3])}{'...' if ahead > 3 else ''} then {', '.join(then[:2])}, ..." if first else f"{', '.join(then[:3])}, ..."
+    expected = f"{', '.join([*first[:3], *['...'] * (ahead > 3)])} then {', '.join(then[:2])}, ..."
     for step in range(1, len(run["steps"])):
         for rank, one in enumerate(seen.ranks):
             row = one.values["rows"][index]["steps"][step]

@@ -92,13 +92,14 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
                 complete = *complete[:3], "global-seed"
             note("every sample", *complete)
         last = epochs[1][-1]
-        note("same answer", row["again"] == last, "the same twice, whatever the seeds", f"{where}: {'so' if row['again'] == last else 'not so'}",
-             "global-seed")  # fmt: skip
+        same = row["again"] == last
+        note("same answer", same, "the same twice, whatever the seeds", f"{where}: {'so' if same else 'not so'}", "global-seed")
         if few:
             continue
         note("random", *_random(epochs, n, where))
         note("another epoch, other samples", *_moves(epochs, n, world, where))
-    note("generators left alone", not seen.values["touched"], "as before", "drawn from" if seen.values["touched"] else "as before", "seeds-left")
+    touched = seen.values["touched"]
+    note("generators left alone", not touched, "as before", "drawn from or seeded" if touched else "as before", "seeds-left")
     if few:
         bad = next((one for one in found.values() if not one.passed), None)
         told = (bad.observed, bad.hint) if bad else ("so", None)

@@ -122,19 +122,25 @@ def why(observed: torch.Tensor, parts: list[torch.Tensor], rank: int, late: bool
     """The hint for a mean over ranks that is none, by what it is made of."""
     world = len(parts)
     used = [index for index, part in enumerate(parts) if bool(part.any())]
-    found = shares(observed, parts)
+    found = shares(observed, [parts[index] for index in used]) if used else None
     if late:
         return "late-write"
-    if found is None or not used:
+    if found is None:
         return "garbage"
-    weights = [found[index] * world for index in used]
-    if all(abs(weight - (world if index == rank else 0)) < 0.1 for index, weight in zip(used, weights, strict=True)) and world > 1:
-        return "local"
-    if max(weights) - min(weights) > 0.1:
+    weights = {index: weight * world for index, weight in zip(used, found, strict=True)}
+    others = [abs(weight) for index, weight in weights.items() if index != rank]
+    if others and max(others) < 0.1:
+        return "local" if weights.get(rank, 0) > 0.1 else "missing"
+    low, high = min(weights.values()), max(weights.values())
+    if high - low > 0.1:
         return "missing"
-    if abs(weights[0] - world) < 0.1:
+    if abs(low - 1) < 0.1:
+        return "precision"
+    if len(used) < world and abs(low - world / len(used)) < 0.1:
+        return "users"
+    if abs(low - world) < 0.1:
         return "sum"
-    return "small" if weights[0] < 1 else "twice"
+    return "small" if low < 1 else "twice"
 
 
 def judge_mean(
@@ -165,6 +171,7 @@ def judge_steps(name: str, run: Run, seen: Observation, index: int, where: str) 
     world = len(seen.ranks)
     wanted = expected_steps(run["net"], run["seed"], world, run["steps"], LR)
     expected = "as one process with the full batch"
+    started = all(_same_start(run, one, index) for one in seen.ranks)
     for step, goal in enumerate(wanted):
         for rank, one in enumerate(seen.ranks):
             row, place = one.values["rows"][index]["steps"][step], f"{where}, step {step + 1}, rank {rank}"
@@ -175,7 +182,7 @@ def judge_steps(name: str, run: Run, seen: Observation, index: int, where: str) 
             wrong = judge_mean(grads, goal, rank, row["late"])
             if wrong:
                 told, hint, _ = wrong
-                if not _same_start(run, one, index):
+                if not started:
                     hint = "start"
                 elif step and hint not in ("shape", "late-write"):
                     hint = "stale" if run.get("keep") else "later-steps"
@@ -185,7 +192,7 @@ def judge_steps(name: str, run: Run, seen: Observation, index: int, where: str) 
             for key, value in goal["after"].items():
                 other = one.tensors[f"{index}/{step}/after/{key}"]
                 if (other - value).abs().max() > 1e-4 * value.abs().max() + 1e-7:
-                    hint = "later-steps" if _same_start(run, one, index) else "start"
+                    hint = "later-steps" if started else "start"
                     return Finding(name, False, expected, f"{place}: {key} is another one", hint)
     return Finding(name, True, expected, "equal, within rounding")
 
@@ -212,7 +219,8 @@ def judge_bits(name: str, run: Run, seen: Observation, index: int, where: str) -
             first = seen.ranks[0].tensors[f"{index}/{step}/after/{key}"]
             for rank, one in enumerate(seen.ranks):
                 if not torch.equal(first, one.tensors[f"{index}/{step}/after/{key}"]):
-                    return Finding(name, False, "equal on all ranks", f"{where}: {key} of rank {rank} after step {step + 1} differs", "bits")
+                    told = f"{where}: {key} of rank {rank} after step {step + 1} differs"
+                    return Finding(name, False, "equal on all ranks", told, "bits")
     return Finding(name, True, "equal on all ranks", "equal")
 
 
@@ -257,13 +265,15 @@ def judge_buckets(run: Run, seen: Observation, index: int, where: str, names: tu
             told = f"{place}: {', '.join(sorted(others)) or 'nothing'} is sent" if hint else f"{place}: {len(sizes)}, of {max(sizes)} bytes"
             if not hint:
                 hint = "too-many" if len(sizes) > most else "too-few" if len(sizes) < fewest or max(sizes) > largest + 64 else None
+            if hint == "too-many" and run["net"] == "frozen layer":
+                hint = "frozen"
             if hint and found[0].passed:
                 found[0] = Finding(names[0], False, wanted, told, hint)
             room = total * 1.01 + 64 * len(sizes)  # a flag or some padding in each is nobody's mistake
             if not total <= sum(sizes) <= room and found[1].passed:
                 hint = "bytes-more" if sum(sizes) > room else "bytes-less"
-                if hint == "bytes-more" and run["net"] == "frozen layer":
-                    hint = "frozen"
+                if hint == "bytes-more":
+                    hint = {"frozen layer": "frozen", "tied weights": "twice"}.get(run["net"], hint)
                 found[1] = Finding(names[1], False, volume, f"{place}: {sum(sizes)} bytes", hint)
     sizes = reduced(seen.ranks[0].values["rows"][index]["steps"][-1])
     return [one if not one.passed else Finding(one.criterion, True, one.expected, text)

@@ -32,7 +32,9 @@ def step_lanes(runs: Mapping[str, Sequence[Recording]], *, title: str) -> Pictur
         lane.collectives = [(start, stop, f"{number}" if few else "") for number, (start, stop, _) in enumerate(lane.collectives, 1)]
     unit, size = time_unit(end)
     heights = [0.62 * len(lanes) + 0.28 for lanes in rows.values()]
-    picture, panels = new_picture(9.2, sum(heights) + 1.0, nrows=len(rows), sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
+    picture, panels = new_picture(
+        9.2, sum(heights) + 1.0, nrows=len(rows), sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
     simulated = any(lane.simulated for lanes in rows.values() for lane in lanes)
     colours = {"compute": _PALE, "backward": _BACKWARD}
     for (name, lanes), (axes,) in zip(rows.items(), panels, strict=True):
@@ -56,7 +58,8 @@ def step_lanes(runs: Mapping[str, Sequence[Recording]], *, title: str) -> Pictur
         last = max((stop for _, stop, _ in lane.collectives), default=0.0)
         work = max((stop for _, stop in lane.compute.get("backward", [])), default=0.0)
         wire = f"{len(lane.collectives)} collectives on the wire from {human_seconds(first)} to {human_seconds(last)}, "
-        told.append(f"{name}: {wire if lane.collectives else ''}backward over after {human_seconds(work)}, step {human_seconds(lane.end_s)}")
+        wire = wire if lane.collectives else ""
+        told.append(f"{name}: {wire}backward over after {human_seconds(work)}, step {human_seconds(lane.end_s)}")
     picture.alt = f"{head}. " + "; ".join(told) + "."
     return picture
 
