@@ -71,7 +71,7 @@ def _bounded_cases(generator: torch.Generator, strict: bool) -> list[Case]:
              covers=(BOUND,)),
         Case(DEATHS, {"kind": DEATHS, "runs": [back, *([alone] if strict else []), *runs([(3, 1), (4, 2), *odd], deaths=0.1)]},
              covers=(DEATHS,)),
-        Case(DELAY, {"kind": DELAY, "runs": runs([(3, None), (4, 2)])}, covers=(DELAY,)),
+        Case(DELAY, {"kind": DELAY, "runs": runs([(3, None), (4, None)])}, covers=(DELAY,)),
     ]  # fmt: skip
 
 

@@ -10,7 +10,8 @@
 # An all-reduce needs everyone, in every step: the slowest sets the pace, and one death ends it all. When you are done, your own server
 # trains with workers that are killed by `kill -9` in mid-message, **12 times**, and each of their updates is applied exactly once.
 # Three rules run over the same messages: wait for all, wait for enough, or wait for nobody, up to a bound that you choose.
-#
+
+# %% [markdown]
 # The rules are those of Li et al. 2014, *Scaling Distributed Machine Learning with the Parameter Server*; Chen et al. 2016, *Revisiting
 # Distributed Synchronous SGD* (backup workers); Ho et al. 2013, *More Effective Distributed ML via a Stale Synchronous Parallel Parameter
 # Server* (the bound).
@@ -121,7 +122,8 @@ except (RuntimeError, RankError) as error:
 
 # %% [markdown]
 # The work of all three is lost, although two of them are in good health.
-#
+
+# %% [markdown]
 # ## 8.1 One owner
 #
 # *difficulty 2 of 5 · importance 5 of 5 · 15 to 20 minutes · 3 points · any machine*
@@ -207,7 +209,8 @@ print(f"version {version}: moved {-pulled['w'].item() / 0.1:.0f} times lr * g; y
 # The **synchronous** rule goes in rounds. Everyone's gradient of this round goes into one step. With **backup workers** it does not wait for
 # all: `need` gradients end the round, and what comes late is thrown away. Not silently: those samples were never used, and somebody may want to
 # know.
-#
+
+# %% [markdown]
 # Messages may arrive twice: a worker that heard nothing asks and sends again. So a push names its worker and its **clock**, the number of its
 # batch; here that is the number of the round.
 
@@ -390,7 +393,8 @@ exam("parameter_server.layers", Layers, points=1)
 #
 # What survives a worker's death? Only what the server knows. So let the worker know nothing: it asks, and the answer tells which batch is
 # next. Was a push lost? Then the next answer names the same batch again. That is the whole recovery.
-#
+
+# %% [markdown]
 # A **hook** runs when a parameter's gradient is ready, while backward goes on:
 # `p.register_post_accumulate_grad_hook(f)` calls `f(p)`.
 
@@ -600,7 +604,8 @@ lines({"server": (counts, at_server), "each worker": (counts, at_worker), "each 
 #
 # The **asynchronous** rule has no rounds: each push is a step of its own, at once. Nobody waits, but gradients are **stale**: while a
 # worker computed, others have moved the parameters. Its **staleness** is the number of steps between its pull and its push.
-#
+
+# %% [markdown]
 # **Bounded staleness** is the middle. Each worker has a clock: its pushes so far. A worker may start its next batch if it is at most
 # `bound` clocks ahead of the slowest worker alive. Else it waits until that one has caught up. (In the paper the slowest may read what is not yet
 # everybody's; here a pull always sees all that was applied.)
@@ -755,7 +760,12 @@ clock_lanes(result["log"], title="Twelve deaths", bound=3)
 # the others take three, each with a third of the data.)
 
 # %%
-RULES = {"wait for all": (SyncServer, 3), "bound 0": (BoundedServer, 0), "bound 2": (BoundedServer, 2), "no bound": (BoundedServer, math.inf)}
+RULES = {
+    "wait for all": (SyncServer, 3),
+    "bound 0": (BoundedServer, 0),
+    "bound 2": (BoundedServer, 2),
+    "no bound": (BoundedServer, math.inf),
+}
 SLOWER = [1, 4]
 runs = {}
 for slower in SLOWER:
