@@ -62,7 +62,7 @@ HINTS = {
     ),
     # no_sync
     "talks": "Something is sent inside no_sync. Which line decides to send, and what does it know of the context?",
-    "stays-quiet": "After the context nothing is averaged any more. What does the flag say now, also if an error left the context?",
+    "stays-quiet": "After the context the hooks stay quiet. What does the flag say now, also if an error left the context?",
     "counts": "Wrong only after no_sync. What did the hooks count while they were to be quiet?",
     "earlier": "A gradient that came inside no_sync is lost. What is in .grad of a parameter that the last backward did not use?",
     "accumulated": "The pieces' gradients are not all in the mean. When is .grad read, and what was in it before this backward?",

@@ -1,12 +1,23 @@
 """Check "data_parallel.no-sync": steps without messages, and right gradients after them."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._data_parallel_hints import HINTS, on_error
-from labkit.checks._data_parallel_steps import FORBIDS, judge_bits, judge_buckets, judge_steps, reduced, seed_of, train, worst
+from labkit.checks._data_parallel_steps import (
+    FORBIDS,
+    judge_bits,
+    judge_buckets,
+    judge_overlap,
+    judge_steps,
+    reduced,
+    seed_of,
+    train,
+    worst,
+)
 
 AFTER, EARLIER, OTHERS = "after an exception", "parameters used earlier only", "other modules and ranks"
 
@@ -48,7 +59,12 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
     numbers = judge_steps("gradients", run, seen, index, where)
     silent = _judge_silence(run, seen, index, where)
     # What goes wrong with the messages afterwards is one thing: as many as without the context.
-    buckets = worst("messages afterwards", "as without no_sync", judge_buckets(run, seen, index, where))
+    messages = judge_buckets(run, seen, index, where)
+    if run["net"] == "chain" and len(seen.ranks) > 1:
+        messages.append(judge_overlap("overlap", run, seen, index, where))
+    afterwards = worst("messages afterwards", "as without no_sync", messages)
+    if afterwards.hint == "late":
+        afterwards = replace(afterwards, hint="stays-quiet")
     if not numbers.passed and numbers.hint in ("later-steps", "stale", "missing", "garbage", "local", "none"):
         hint = {"local": "stays-quiet", "none": "earlier"}.get(numbers.hint, "accumulated")
         if case.covers and case.covers[0] == EARLIER:
@@ -56,7 +72,7 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
         if case.covers and case.covers[0] == AFTER:
             hint = "stays-quiet"
         numbers = Finding(numbers.criterion, False, numbers.expected, numbers.observed, hint)
-    return [numbers, silent, buckets, judge_bits("same bits", run, seen, index, where)]
+    return [numbers, silent, afterwards, judge_bits("same bits", run, seen, index, where)]
 
 
 def _judge_silence(run: dict[str, Any], seen: Observation, index: int, where: str) -> Finding:

@@ -261,15 +261,15 @@ def judge_buckets(run: Run, seen: Observation, index: int, where: str, names: tu
             if alone and not sizes:
                 continue
             others = {kind for kind, *_ in row["rows"]} - {"all_reduce", "wait"}
-            hint = "silent" if not row["rows"] else "kind" if others else None
+            hint = "kind" if others else "silent" if not sizes else None
             told = f"{place}: {', '.join(sorted(others)) or 'nothing'} is sent" if hint else f"{place}: {len(sizes)}, of {max(sizes)} bytes"
             if not hint:
-                hint = "too-many" if len(sizes) > most else "too-few" if len(sizes) < fewest or max(sizes) > largest + 64 else None
+                hint = "too-many" if len(sizes) > most else "too-few" if len(sizes) < fewest or max(sizes) > largest + 8 else None
             if hint == "too-many" and run["net"] == "frozen layer":
                 hint = "frozen"
             if hint and found[0].passed:
                 found[0] = Finding(names[0], False, wanted, told, hint)
-            room = total * 1.01 + 64 * len(sizes)  # a flag or some padding in each is nobody's mistake
+            room = total * 1.01 + 8 * len(sizes)  # a flag in each is nobody's mistake
             if not total <= sum(sizes) <= room and found[1].passed:
                 hint = "bytes-more" if sum(sizes) > room else "bytes-less"
                 if hint == "bytes-more":

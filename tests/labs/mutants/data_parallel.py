@@ -660,7 +660,7 @@ overlap("buckets go when full, in any order", "runs", "deadlock", flawed("no ord
 overlap("unused gradients stay None", MODULES, "none", flawed("unused stay none"))
 overlap("keywords are dropped", "runs", None, flawed("positional only"))
 overlap("another output", STEPS, "output", flawed("wrapped output"))
-overlap("dtypes in one bucket", "runs", None, flawed("mixed dtypes"))
+overlap("dtypes in one bucket", MODULES, "bytes-more", flawed("mixed dtypes"))
 
 
 def quiet(name, criterion, hint, candidate):
@@ -669,13 +669,12 @@ def quiet(name, criterion, hint, candidate):
 
 quiet("does nothing", "gradients", "start", type("QuietNothing", (DoesNothing,), {}))
 quiet("ACC-14: the context does nothing, hooks go on", "gradients", "accumulated", flawed("no_sync does nothing"))
-quiet("quiet for good", "messages afterwards", "late", flawed("stays on"))
+quiet("quiet for good", "messages afterwards", "stays-quiet", flawed("stays on"))
 quiet("hooks count in the context", "gradients", "accumulated", flawed("counts quietly"))
 quiet("a barrier at the end of the context", "silent", "talks", flawed("sends at its end"))
 quiet("DDP-10: leaks after an exception", "after an exception", "stays-quiet", flawed("leaks"))
-quiet("gradients of the pieces are dropped", "gradients", "missing", flawed("drops gradients"))
+quiet("gradients of the pieces are dropped", "gradients", "accumulated", flawed("drops gradients"))
 quiet("AR-28: counters not reset", "gradients", "accumulated", flawed("counters kept"))
-quiet("unused gradients stay None", "other modules and ranks", "earlier", flawed("unused stay none"))
 
 
 def priority(name, criterion, hint, candidate):
