@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from labkit.ranks import DeadlockError, Link, run_ranks
+from labkit.ranks import DeadlockError, Link, run_ranks, stacks
 from labkit.ranks.deadlock import assess
 from labkit.ranks.page import COLLECTIVE, RECV, SEND, Snapshot, Wait
 from tests.labkit import ranks_deadlocks as programs
@@ -146,6 +146,28 @@ def waiting(kind, peer=-1, tag=0, index=1, posted=None):
 )
 def test_only_what_the_counts_exclude_is_proven(one, two, proven):
     assert assess([one, two], {}).proven is proven
+
+
+def test_a_stack_holds_the_learners_frames_and_the_call_they_stand_in():
+    torch_file, standard = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", os.__file__
+    dump = f"""Thread 0x1 (most recent call first):
+  File "{stacks.__file__}", line 3 in noted
+  File "{torch_file}", line 10 in recv
+  File "{torch_file}", line 20 in wrapper
+  File "/home/me/cell.py", line 2 in inner
+  File "{standard}", line 5 in map
+  File "/home/me/cell.py", line 7 in outer
+  File "{standard}", line 9 in _bootstrap
+
+Thread 0x2 (most recent call first):
+  File "{stacks.__file__}", line 3 in noted
+"""
+    assert stacks.clean(dump).splitlines() == [
+        "most recent call first:", f'  File "{torch_file}", line 10, in recv', '  File "/home/me/cell.py", line 2, in inner',
+        '  File "/home/me/cell.py", line 7, in outer',
+    ]  # fmt: skip
+    alone = f'Thread 0x1 (most recent call first):\n  File "{standard}", line 5 in map\n  File "{torch_file}", line 1 in f\n'
+    assert len(stacks.clean(alone).splitlines()) == 3
 
 
 def test_a_rank_at_work_is_no_situation():
