@@ -35,10 +35,15 @@ def _library(frame: re.Match) -> bool:
 
 
 def _telling(frames: list[re.Match]) -> list[re.Match]:
-    """Of a thread's frames those that tell a learner something: their own, and the library call that they stand in."""
-    frames = [frame for frame in frames if not _ours(frame)]
-    own = [frame for frame in frames if not _library(frame)]
-    return ([frames[0]] if _library(frames[0]) else []) + own if own else frames
+    """Of a thread's frames those that tell a learner something: their own, and the library call that they stand in.
+
+    None of a thread that labkit started for itself.
+    """
+    others = [frame for frame in frames if not _ours(frame)]
+    own = [frame for frame in others if not _library(frame)]
+    if own:
+        return ([others[0]] if _library(others[0]) else []) + own
+    return others if len(others) == len(frames) else []
 
 
 def clean(dump: str) -> str:

@@ -161,6 +161,7 @@ def test_a_stack_holds_the_learners_frames_and_the_call_they_stand_in():
 
 Thread 0x2 (most recent call first):
   File "{stacks.__file__}", line 3 in noted
+  File "{standard}", line 9 in run
 """
     assert stacks.clean(dump).splitlines() == [
         "most recent call first:", f'  File "{torch_file}", line 10, in recv', '  File "/home/me/cell.py", line 2, in inner',
