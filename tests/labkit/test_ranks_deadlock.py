@@ -86,7 +86,9 @@ def test_a_sleeping_thread_that_will_send_is_no_deadlock():
     assert run_ranks(programs.slow_sender_thread, 2).values == [0, 1]
 
 
-@pytest.mark.parametrize("program", [programs.thread_that_rests_between_messages, programs.thread_starts_a_thread])
+@pytest.mark.parametrize("program", [
+    programs.thread_that_rests_between_messages, programs.thread_starts_a_thread, programs.waits_for_an_alarm,
+])  # fmt: skip
 def test_threads_that_wait_for_threads_are_no_deadlock(program):
     assert run_ranks(program, 2).values == [0, 1]
 
@@ -169,6 +171,14 @@ Thread 0x2 (most recent call first):
     ]  # fmt: skip
     alone = f'Thread 0x1 (most recent call first):\n  File "{standard}", line 5 in map\n  File "{torch_file}", line 1 in f\n'
     assert len(stacks.clean(alone).splitlines()) == 3
+
+
+def test_who_waits_for_threads_alone_is_not_stuck_but_a_threads_own_wait_counts():
+    alone, one, two = waiting("thread"), waiting("recv", 1), waiting("recv", 0)
+    assert assess([alone, two], {}) is None
+    one.waits.insert(0, Wait(12, "thread", 0, -1, 0, 0))
+    told = assess([one, two], {})
+    assert told.proven and told.sentences[0].startswith("rank 0 waits in recv from rank 1, which waits in recv from rank 0")
 
 
 def test_a_rank_at_work_is_no_situation():
