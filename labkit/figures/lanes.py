@@ -11,6 +11,7 @@ from matplotlib.patches import Patch
 
 from labkit.figures.colours import LINES, PHASES
 from labkit.figures.picture import FAINT, INK, Picture, new_picture, quiet_legend, styled
+from labkit.figures.readers import link_words
 from labkit.figures.tracks import Lane, lanes_of
 from labkit.figures.units import byte_unit, human_bytes, human_seconds, time_unit
 
@@ -57,8 +58,7 @@ def lanes(
     above.grid(False)
     for border in range(1, len(rows)):
         above.axhline(border, color=FAINT, lw=0.8)
-    link = next((recording.link for recording in recordings if recording and recording.link), None)
-    head = _link_words(link) if any(lane.simulated for lane in rows) else ""
+    head = link_words(*(recording for recording in recordings if recording is not None))
     above.set_title(title + (f"   ({head})" if title and head else head), pad=24)
     _legend(above, rows, colours)
     if memory:
@@ -70,17 +70,6 @@ def lanes(
         + (f", messages on a {head}" if head else "") + ". " + "; ".join(lane.words for lane in rows) + "."
     )  # fmt: skip
     return picture
-
-
-def _link_words(link: dict | None) -> str:
-    if link is None:
-        return "simulated link"
-    rate, name = link["bandwidth_bytes_s"], "B/s"
-    for larger in ("kB/s", "MB/s", "GB/s"):
-        if rate >= 1000:
-            rate, name = rate / 1000, larger
-    shared = " per rank" if link["per"] == "rank" else ""
-    return f"simulated link: {rate:.3g} {name}{shared}, {human_seconds(link['latency_s'])} latency"
 
 
 def _draw(

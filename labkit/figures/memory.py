@@ -12,7 +12,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from labkit.figures.colours import BASELINE, COLOURS, LINES, PHASES, STACK
 from labkit.figures.picture import INK, Picture, new_picture, quiet_legend, styled
-from labkit.figures.readers import card_samples, describe, phase_at, phases_of, thinned
+from labkit.figures.readers import card_samples, describe, link_words, phase_at, phases_of, thinned
 from labkit.figures.units import byte_unit, human_bytes, human_seconds, time_unit
 
 _HALO = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5}
@@ -27,6 +27,7 @@ def memory_over_time(recording: Any, title: str = "", budget_bytes: int | None =
     picture, axes = new_picture()
     draw_memory(axes, recording, budget_bytes)
     axes.set_title(title, pad=24)
+    _name_link(axes, link_words(recording))
     picture.alt = describe(recording, title, budget_bytes)
     return picture
 
@@ -68,6 +69,12 @@ def draw_memory(axes: Axes, recording: Any, budget_bytes: int | None = None, top
     if axes.collections:
         quiet_legend(axes, ncols=len(STACK))
     _phase_strip(axes, phases_of(recording, 60), s_size, end)
+
+
+def _name_link(axes: Axes, words: str) -> None:
+    """A run on a modelled wire says so in its picture: its times are partly the model's."""
+    if words:
+        axes.annotate(words, (1, 1), (0, 20), xycoords="axes fraction", textcoords="offset points", ha="right", fontsize=8, color=INK)
 
 
 def _mark_peak(axes: Axes, time: float, height: float, label: str, end: float) -> None:
@@ -179,6 +186,8 @@ def compare_memory(
         xlim=(0, end / s_size), ylim=(0, top / b_size), xlabel=f"time ({s_name})", ylabel=f"live memory ({b_name})"
     )
     axes.set_title(title, pad=24)
+    link = link_words(*recordings.values())
+    _name_link(axes, link)
     quiet_legend(axes, ncols=max(len(curves), 1))
     words = [
         f"{name}: peak {human_bytes(peaks[name])} in {human_seconds(float(s[-1]) if len(s) else 0.0)}"
@@ -186,4 +195,5 @@ def compare_memory(
     ]
     base = f", compared with {baseline}" if baseline else ""
     picture.alt = f"{title or 'Live memory over time'}{base}. " + "; ".join(words) + "."
+    picture.alt += f" Messages took a {link}." if link else ""
     return picture

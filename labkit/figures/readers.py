@@ -39,6 +39,19 @@ def phase_at(phases: list[tuple[str, float, float]], seconds: float) -> str:
     return min(around)[1] if around else ""
 
 
+def link_words(*recordings: Any) -> str:
+    """"simulated link: 100 MB/s, 1 ms latency" where the recordings' messages took a modelled wire, or ''."""
+    link = next((recording.link for recording in recordings if recording.link), None)
+    if link is None:
+        return ""
+    rate, name = link["bandwidth_bytes_s"], "B/s"
+    for larger in ("kB/s", "MB/s", "GB/s"):
+        if rate >= 1000:
+            rate, name = rate / 1000, larger
+    shared = " per rank" if link["per"] == "rank" else ""
+    return f"simulated link: {rate:.3g} {name}{shared}, {human_seconds(link['latency_s'])} latency"
+
+
 def describe(recording: Any, title: str = "", budget_bytes: int | None = None) -> str:
     """The picture of a recording in words: peak, when, of what, and the phases."""
     seconds, by_category = thinned(recording)
@@ -54,6 +67,8 @@ def describe(recording: Any, title: str = "", budget_bytes: int | None = None) -
         f"{human_seconds(float(seconds[at]))} into {human_seconds(float(seconds[-1]))} ({made}); "
         f"{human_bytes(float(total[-1]))} at the end. Most of the peak: {recording.alive_summary('peak')}."
     )
+    if link_words(recording):
+        words += f" Messages took a {link_words(recording)}."
     if budget_bytes:
         words += f" Budget {human_bytes(budget_bytes)}."
     if recording.refusals:

@@ -1,6 +1,8 @@
 """Run a function on several processes ("ranks") of this machine, started warm.
 
-``run_ranks`` is what a notebook uses; ``launch`` and ``warm_up`` are the layer below it, which checks use.
+``run_ranks`` is what a notebook uses, with a ``Link`` for a slow wire, ``faults`` for accidents and ``live=True`` to watch; inside the
+function ``rank()``, ``world_size()``, ``restarts()``, ``device()`` and ``event(name)`` help, and an ``Endpoint`` is a ZeroMQ mailbox.
+``launch`` and ``warm_up`` are the layer below it, which checks use.
 """
 
 from importlib import import_module

@@ -16,7 +16,7 @@ class Situation:
 def assess(snapshots: list[Snapshot], done: dict[int, str]) -> Situation | None:
     """The situation, or None while some rank is at work. ``done``: rank -> "finished" or "failed"."""
     waiting = {rank: snapshot.waits for rank, snapshot in enumerate(snapshots) if rank not in done}
-    if not waiting or not all(waiting.values()):
+    if not waiting or not all(snapshots[rank].communicates for rank in waiting):
         return None
     return _situation(snapshots, done, waiting)
 
@@ -64,7 +64,7 @@ def _may_come(snapshots: list[Snapshot], rank: int, wait: Wait) -> bool:
     """Has everything this wait needs been posted by the others (or is it unknown what it needs)?"""
     own = snapshots[rank]
     if wait.kind == "thread":  # comes when that thread comes, and its own wait is looked at, too
-        return all(other.kind == "thread" for other in own.waits)
+        return False
     if wait.kind == "send" and 0 <= wait.peer < len(snapshots):
         peer = snapshots[wait.peer]
         taken = _count(peer, RECV, wait.group, rank, wait.tag) + _count(peer, RECV, wait.group, ANY_PEER, wait.tag)

@@ -107,6 +107,7 @@ class LinkGroup(dist.ProcessGroup):
         pair = self.members[sender], self.engine.rank
         start, end = self.engine.wires.book([pair], max(wanted, offered), size / link.bandwidth_bytes_s)
         work.peer = pair[0]
+        work.transit.met(pair[0])
         work._source_rank = lambda: sender
         fits = size <= work.real_bytes
         ended = self.engine.tell(pair[0], GO, self.key, self.number, 0, number, size if fits else -1, start, end)

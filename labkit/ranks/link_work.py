@@ -18,6 +18,10 @@ _COPIED_BYTES_S = 8e8  # a cautious guess of what gloo moves between two process
 _GRACE_S = 0.0005  # who waits comes first; the engine then has nothing left to do
 
 
+def _nothing() -> None:
+    """A step that has been taken."""
+
+
 class LinkWork(dist.Work):
     """One message or collective on its way. `deliver`: a collective's last step, which puts its result where it belongs."""
 
@@ -25,7 +29,7 @@ class LinkWork(dist.Work):
         super().__init__()
         self.engine, self.tensors, self.transit, self.peer = engine, tensors, transit, peer
         self.deliver: Callable[[], None] | None = None
-        self.unstage: Callable[[], None] = lambda: None  # a message's last step, where its bytes came over the host
+        self.unstage: Callable[[], None] = _nothing  # a message's last step, where its bytes came over the host
         self._moving = threading.Event()  # the real bytes have been handed to gloo (or it has failed)
         self._real: list[Any] = []
         self._done_at = 0.0
@@ -93,6 +97,9 @@ class LinkWork(dist.Work):
                 self._error = error
             self._done = True
             self._real = []
+            self.unstage = _nothing
+            if self.deliver is not None:  # it holds copies of the tensors
+                self.deliver = _nothing
             if self._future is not None:
                 self._future.set_result(None)
 

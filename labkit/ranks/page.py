@@ -56,6 +56,11 @@ class Snapshot:
     last: Wait | None = None  # the last wait that has ended: what the rank did before
     restless: int = 0  # the native id of a thread that runs though it does nothing for the function
 
+    @property
+    def communicates(self) -> bool:
+        """Whether a thread of it waits for a message; who waits for another thread alone may be woken by anything."""
+        return any(wait.kind != "thread" for wait in self.waits)
+
 
 def group_key(name: str) -> int:
     return zlib.crc32(name.encode())

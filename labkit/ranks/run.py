@@ -74,7 +74,7 @@ def run_ranks(
             raise ValueError("links, faults, live views and group=False are for ranks of one machine: leave hosts out")
         return _on_hosts(payload, world_size, hosts, record)
     how = {"timeout": timeout, "init_process_group": group, "link": link, "faults": faults, "shared": True}
-    with _watched(live, world_size, fn) as view:
+    with _watched(live, world_size, fn, link) as view:
         reports = launch(payload, world_size=world_size, entry="labkit.ranks.call:call", **how, on_live=view.take if view else None)
         if any(report.status not in ("ok", "killed") for report in reports):
             raise _failure(reports, timeout)
@@ -97,13 +97,14 @@ def _on_hosts(payload: bytes, world_size: int, hosts: Sequence[str], record: boo
     )  # fmt: skip
 
 
-def _watched(live: bool | str, world_size: int, fn: Any) -> Any:
+def _watched(live: bool | str, world_size: int, fn: Any, link: Link | None) -> Any:
     """What shows the ranks while they run, or nothing; a leaf that only this asks for."""
     if not live:
         return nullcontext()
     from labkit.widgets.ranks import LiveRanks
 
-    return LiveRanks(world_size, live if isinstance(live, str) else getattr(fn, "__name__", "Ranks"))
+    title = live if isinstance(live, str) else getattr(fn, "__name__", "Ranks")
+    return LiveRanks(world_size, title, f"simulated link: {link}" if link is not None else "")
 
 
 def _result(reports: list[RankReport], recorded: bool) -> RankResult:

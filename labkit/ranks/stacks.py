@@ -6,6 +6,7 @@ import re
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _LABKIT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(_LABKIT, part) for part in ("ranks", "recorder", "checks"))
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 _DEPTH = 8
 
 
@@ -29,11 +30,27 @@ def _ours(frame: re.Match) -> bool:
     return is_plumbing(frame["file"]) or frame["file"] == "<string>"
 
 
+def _library(frame: re.Match) -> bool:
+    return frame["file"].startswith(_STANDARD) or "/site-packages/" in frame["file"] or "/dist-packages/" in frame["file"]
+
+
+def _telling(frames: list[re.Match]) -> list[re.Match]:
+    """Of a thread's frames those that tell a learner something: their own, and the library call that they stand in.
+
+    None of a thread that labkit started for itself.
+    """
+    others = [frame for frame in frames if not _ours(frame)]
+    own = [frame for frame in others if not _library(frame)]
+    if own:
+        return ([others[0]] if _library(others[0]) else []) + own
+    return others if len(others) == len(frames) else []
+
+
 def clean(dump: str) -> str:
     """One stack per thread, most recent call first, without labkit's own frames and without threads that hold none besides."""
     told = []
     for _, frames in _blocks(dump):
-        lines = [f'  File "{frame["file"]}", line {frame["line"]}, in {frame["name"]}' for frame in frames if not _ours(frame)]
+        lines = [f'  File "{frame["file"]}", line {frame["line"]}, in {frame["name"]}' for frame in _telling(frames)]
         if lines:
             told.append(lines)
     if len(told) == 1:

@@ -135,7 +135,7 @@ class Job:
         snapshots = [page.read(self.memory, rank.number) for rank in self.ranks]
         unnoted = {}
         for rank in self.ranks:
-            if rank.finished or snapshots[rank.number].waits:
+            if rank.finished or snapshots[rank.number].communicates:
                 continue
             kind = stacks.in_communication(rank.stack, uses_card(rank.pid))
             if kind is None:

@@ -30,6 +30,11 @@ class Transit:
                 note_message(log, kind, "", log.context | mode.module, posted, posted, simulated=simulated, **fields)
                 self._rows.append((log.messages[-1], log.start))
 
+    def met(self, peer: int) -> None:
+        """Which rank it turned out to be with: of a receive from any, only the match tells."""
+        for row, _ in self._rows:
+            row["peer"] = peer
+
     def took(self, start: float, end: float) -> None:
         """Its times on the wire, as `time.perf_counter()` counts."""
         for row, origin in self._rows:

@@ -22,11 +22,11 @@ class LiveRanks:
     that had been told. Without anyone watching only that is left, in plain Python one line of text.
     """
 
-    def __init__(self, ranks: int, title: str) -> None:
+    def __init__(self, ranks: int, title: str, link: str = "") -> None:
         self.recordings: list[Any] = []
         self.curves = [np.zeros((0, 2)) for _ in range(ranks)]  # (seconds since the first rank began, bytes), per rank
         self.latest: list[dict[str, Any]] = [{} for _ in range(ranks)]
-        self._title, self._place, self._chart = title, Place(), None
+        self._title, self._link, self._place, self._chart = title, link, Place(), None
         self._origin: float | None = None
         self._shown = 0.0
 
@@ -81,12 +81,14 @@ class LiveRanks:
             for number, latest in enumerate(self.latest)
         ]
         running = state in ("starting", "running")
-        return {"title": self._title, "state": state, "running": running, "ranks": ranks, "words": self.words(state)}
+        title = f"{self._title} ({self._link})" if self._link else self._title
+        return {"title": title, "state": state, "running": running, "ranks": ranks, "words": self.words(state)}
 
     def words(self, state: str) -> str:
         told = [f"rank {n} {human_bytes(s['bytes'])} (peak {human_bytes(s['peak'])})" for n, s in enumerate(self.latest) if s]
         when = max((s["seconds"] for s in self.latest if s), default=0.0)
-        return f"{self._title}: {state}, {human_seconds(when)}. " + ("; ".join(told) or "nothing told yet") + "."
+        on = f", on a {self._link}" if self._link else ""
+        return f"{self._title}: {state}, {human_seconds(when)}{on}. " + ("; ".join(told) or "nothing told yet") + "."
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         state = "done" if kind is None else "interrupted" if issubclass(kind, KeyboardInterrupt) else f"stopped by {kind.__name__}"
@@ -109,7 +111,7 @@ class LiveRanks:
         else:
             seconds, rows = self.grid()
             curves = {f"rank {number}": (seconds, row / 2**20) for number, row in enumerate(rows)}
-            picture = still(lines(curves, title=self._title, x="time (s)", y="live memory (MiB)"), self.words(state))
+            picture = still(lines(curves, title=self._info(state)["title"], x="time (s)", y="live memory (MiB)"), self.words(state))
         if self._chart is not None:
             self._send(state, picture.alt)
         self._place.show_picture(picture)

@@ -193,6 +193,18 @@ def thread_starts_a_thread():
     return rank
 
 
+def waits_for_an_alarm():
+    """Nobody waits for a message, and what wakes the waiter is no thread."""
+    import signal
+    import threading
+
+    rang = threading.Event()
+    signal.signal(signal.SIGALRM, lambda *_: rang.set())
+    signal.setitimer(signal.ITIMER_REAL, 3.0)
+    rang.wait()
+    return dist.get_rank()
+
+
 def rings_and_threads(steps: int):
     """Work that has a bit of everything, for a machine with no time to spare."""
     import threading

@@ -67,12 +67,13 @@ def server_and_dying_worker(steps: int):
             assert reply is not None
         box.send(0, b"done")
         return ranks.restarts()
-    open_workers, lives = box.world_size - 1, set()
-    while open_workers:
+    done, lives = set(), set()
+    # A worker may die after its last word, too, and come back: the server stays until nobody has said anything for a while.
+    while len(done) < box.world_size - 1 or box.poll(1.0):
         message = box.recv(timeout_s=10)
         lives.add((message.sender, message.life))
         if message.data == b"done":
-            open_workers -= 1
+            done.add(message.sender)
         else:
             box.send(message.sender, f"{message.sender}.{message.life}".encode())
     return lives

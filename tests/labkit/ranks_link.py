@@ -200,3 +200,10 @@ def signs_of_a_transmission():
     after = writer.words[page._CHANGES]
     work.wait()
     return before, after
+
+
+def from_any():
+    if dist.get_rank():
+        dist.send(torch.ones(1), 0)
+        return None
+    return sorted(dist.recv(torch.zeros(1)) for _ in range(2))

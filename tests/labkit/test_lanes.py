@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("matplotlib")
 
 from labkit import Recorder
-from labkit.figures import lanes
+from labkit.figures import compare_memory, lanes, memory_over_time
 from labkit.figures.picture import still
 from labkit.figures.tracks import _merged, _without, lanes_of, offsets
 from labkit.recorder import Recording, Transit, note_event, note_message
@@ -79,6 +79,15 @@ def test_the_picture_names_a_simulated_link_in_title_and_words():
     assert "1 send (3.9 KiB)" in picture.alt and "peak 1.0 MiB" in picture.alt
     assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == ["rank 0", "rank 1"]
     assert "simulated" not in lanes([record(simulated=False)]).alt
+
+
+def test_every_picture_of_a_run_on_a_simulated_link_says_so():
+    on_link, plain = record(link=LINK), record(simulated=False)
+    words = "simulated link: 200 MB/s, 1 ms latency"
+    for picture in (memory_over_time(on_link), compare_memory({"a": plain, "b": on_link})):
+        assert words in picture.alt and words in [text.get_text() for text in picture.axes[0].texts]
+    for picture in (memory_over_time(plain), compare_memory({"a": plain})):
+        assert "simulated" not in picture.alt and not any("simulated" in text.get_text() for text in picture.axes[0].texts)
 
 
 def test_bars_stand_where_the_messages_were():

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from labkit.ranks import DeadlockError, Link, run_ranks
+from labkit.ranks import DeadlockError, Link, run_ranks, stacks
 from labkit.ranks.deadlock import assess
 from labkit.ranks.page import COLLECTIVE, RECV, SEND, Snapshot, Wait
 from tests.labkit import ranks_deadlocks as programs
@@ -86,7 +86,9 @@ def test_a_sleeping_thread_that_will_send_is_no_deadlock():
     assert run_ranks(programs.slow_sender_thread, 2).values == [0, 1]
 
 
-@pytest.mark.parametrize("program", [programs.thread_that_rests_between_messages, programs.thread_starts_a_thread])
+@pytest.mark.parametrize("program", [
+    programs.thread_that_rests_between_messages, programs.thread_starts_a_thread, programs.waits_for_an_alarm,
+])  # fmt: skip
 def test_threads_that_wait_for_threads_are_no_deadlock(program):
     assert run_ranks(program, 2).values == [0, 1]
 
@@ -146,6 +148,37 @@ def waiting(kind, peer=-1, tag=0, index=1, posted=None):
 )
 def test_only_what_the_counts_exclude_is_proven(one, two, proven):
     assert assess([one, two], {}).proven is proven
+
+
+def test_a_stack_holds_the_learners_frames_and_the_call_they_stand_in():
+    torch_file, standard = "/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", os.__file__
+    dump = f"""Thread 0x1 (most recent call first):
+  File "{stacks.__file__}", line 3 in noted
+  File "{torch_file}", line 10 in recv
+  File "{torch_file}", line 20 in wrapper
+  File "/home/me/cell.py", line 2 in inner
+  File "{standard}", line 5 in map
+  File "/home/me/cell.py", line 7 in outer
+  File "{standard}", line 9 in _bootstrap
+
+Thread 0x2 (most recent call first):
+  File "{stacks.__file__}", line 3 in noted
+  File "{standard}", line 9 in run
+"""
+    assert stacks.clean(dump).splitlines() == [
+        "most recent call first:", f'  File "{torch_file}", line 10, in recv', '  File "/home/me/cell.py", line 2, in inner',
+        '  File "/home/me/cell.py", line 7, in outer',
+    ]  # fmt: skip
+    alone = f'Thread 0x1 (most recent call first):\n  File "{standard}", line 5 in map\n  File "{torch_file}", line 1 in f\n'
+    assert len(stacks.clean(alone).splitlines()) == 3
+
+
+def test_who_waits_for_threads_alone_is_not_stuck_but_a_threads_own_wait_counts():
+    alone, one, two = waiting("thread"), waiting("recv", 1), waiting("recv", 0)
+    assert assess([alone, two], {}) is None
+    one.waits.insert(0, Wait(12, "thread", 0, -1, 0, 0))
+    told = assess([one, two], {})
+    assert told.proven and told.sentences[0].startswith("rank 0 waits in recv from rank 1, which waits in recv from rank 0")
 
 
 def test_a_rank_at_work_is_no_situation():

@@ -146,6 +146,11 @@ def test_ddp_overlaps_its_buckets_and_gives_gloos_numbers():
     assert recording.link == {"bandwidth_bytes_s": 2e7, "latency_s": 1e-3, "per": "pair"}
 
 
+def test_a_receive_from_any_rank_is_recorded_with_the_rank_that_it_met():
+    result = run_ranks(ranks_link.from_any, 3, record=True, link=QUICK)
+    assert sorted(row.peer for row in rows(result, 0, "recv")) == [1, 2] == result.values[0]
+
+
 def test_futures_of_collectives_and_messages():
     for done, got, completed in run_ranks(ranks_link.futures, 2, link=QUICK).values:
         assert (done, got, completed) == ([[2.0, 2.0]], 1.0, True)

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("anywidget")
 pytest.importorskip("matplotlib")
 
-from labkit.ranks import DeadlockError, faults, launch, run_ranks
+from labkit.ranks import DeadlockError, Link, faults, launch, run_ranks
 from labkit.widgets.ranks import LiveRanks, _thinned
 from labkit.widgets.ranks_chart import RanksChart
 from tests.labkit import ranks_live as programs
@@ -49,7 +49,8 @@ def test_memory_of_every_rank_moves_while_they_run_and_lanes_stay(monkeypatch):
 def test_a_job_that_fails_leaves_what_was_told(monkeypatch):
     watched = Watched(monkeypatch)
     with pytest.raises(ValueError, match="mine"):
-        run_ranks(programs.grows_and_fails, 2, live=True)
+        run_ranks(programs.grows_and_fails, 2, live=True, link=Link(1e8, 0.001))
+    assert "(simulated link: 100 MB/s, 1 ms)" in watched.messages[-1][1]["title"] and "on a simulated link" in watched.pictures[0].alt
     assert "grows_and_fails: stopped by ValueError" in watched.pictures[0].alt and "peak 4.0 MiB" in watched.pictures[0].alt
 
 
