@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from labkit import Recorder
-from labkit.gpt import GPT, GPT2_XL, GPTConfig, next_token_loss
+from labkit.gpt import GPT, GPTConfig, next_token_loss
 from labkit.models import linear_layers, relu_blocks
 from labkit.paper import PaperScaleError, paper_scale
 
@@ -418,11 +418,6 @@ def test_zero_stage_1_holds_its_share(ranks):
 # Scale
 
 
-def test_gpt2_has_the_headline_number_of_parameters():
-    with paper_scale():
-        assert sum(parameter.numel() for parameter in GPT(GPT2_XL).parameters()) == 1_557_611_200
-
-
 def test_a_step_of_24_gb_takes_little_memory():
     script = """
 import resource, torch
@@ -437,3 +432,54 @@ print(count, states - 16 * count, resource.getrusage(resource.RUSAGE_SELF).ru_ma
     assert int(told[0]) == 1_557_611_200
     assert 0 <= int(told[1]) < 10_000  # Adam's step counts
     assert int(told[2]) < 2 * 2**20, "KiB of real memory"
+
+
+# The table
+
+
+def test_table_rows_at_small_size(capsys):
+    from labkit.paper.__main__ import show
+    from labkit.paper._headlines import Headline, adapted, gpt_states, layers_in_two_buffers, resnet_best, resnet_sqrt, resnet_without
+
+    small = (1, 1, 1, 1)
+    rows = [
+        Headline("states", "GB", 1e-3, lambda: gpt_states(SMALL)),
+        Headline("layers", "", 2, lambda: layers_in_two_buffers(20, 64)),
+        Headline("plain", "GB", 0.1, lambda: resnet_without(small, 2)),
+        Headline("sqrt", "GB", 0.1, lambda: resnet_sqrt(small, 2)),
+        Headline("best", "GB", 0.1, lambda: resnet_best(small, 2, (3, 5))),
+    ]
+    for width, shown in ((80, rows), (40, rows[:2])):
+        show(shown, width)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        assert any("16.0" in line and "bytes per parameter" in line for line in lines)
+        numbers = next(line for line in lines if "+0.0%" in line).split()
+        assert numbers[-4:-2] == ["2", "2"], "two buffers, whatever the depth"
+    assert adapted(SMALL, 4)[1] == SMALL.layers * 2 * 2 * SMALL.width * 4
+    assert adapted(SMALL, 4)[2] == 2 * adapted(SMALL, 4)[1]
+    assert resnet_without(small, 2)[0] > resnet_sqrt(small, 2)[0]
+
+
+def test_lora_on_gpt3_trains_the_headline_number():
+    from labkit.gpt import GPT3
+    from labkit.paper._headlines import adapted
+
+    assert adapted(GPT3)[1:] == (18_874_368, 37_748_736)
+
+
+def test_deep_resnet_has_1001_layers_of_one_tensor():
+    from labkit.resnets import LAYERS_200, LAYERS_1001, deep_resnet
+
+    def depth(stages):
+        with paper_scale():
+            layers = deep_resnet(stages)
+        kinds = (nn.Conv2d, nn.Linear)
+        shortcuts = [m for layer in layers for name, m in layer.named_modules() if name == "shortcut.0"]
+        return sum(isinstance(m, kinds) for layer in layers for m in layer.modules()) - len(shortcuts)
+
+    assert (depth(LAYERS_200), depth(LAYERS_1001)) == (200, 1001)
+    x = torch.randn(2, 3, 64, 64)
+    for layer in deep_resnet((1, 2, 1, 1), classes=10, width=8):
+        x = layer(x)
+    assert x.shape == (2, 10) and x.isfinite().all()
