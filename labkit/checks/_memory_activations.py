@@ -46,12 +46,13 @@ def usual_mistakes(config: GPTConfig, batch: int, seq: int, size: int) -> dict[s
     loss, tail = size * tokens * config.vocab, size * 2 * tokens * config.width
     return {
         "paper": tuple(base / 2 * (blocks(34, 5) + more) for base in (1, 2 / size) for more in (0, 2 * loss, 2 * (loss + tail))),
+        "dropout": tuple(right + more for more in (blocks(2, 2), blocks(2, 2) + tail / 2)),
         "outputs": tuple(right + more for more in (blocks(1, 0), blocks(2, 0), blocks(3, 0), blocks(4, 0), blocks(5, 0), blocks(6, 0))),
         "mlp": tuple(right - less for less in (blocks(4, 0), blocks(7, 0), blocks(8, 0))),
         "qkv": tuple(right - less for less in (blocks(2, 0), blocks(3, 0))),
         "scores-missing": (right - blocks(0, 1),),
         "scores-twice": (right + blocks(0, 1), right + blocks(0, 2)),
-        "heads": (right - blocks(0, 1) * (1 - 1 / config.heads),),
+        "heads": tuple(right + blocks(0, tables / config.heads - 1) for tables in (1, config.width / config.heads)),
         "loss-missing": (right - loss, right - loss - tail),
         "logits": (right + loss, right + 2 * loss),
         "bytes": (right / size, right / size * 2, right * size),
@@ -67,7 +68,8 @@ def _hint(rows: list[dict[str, Any]], answers: list[float], fallback: str) -> st
     explained: set[str] | None = None
     for row, got in zip(rows, answers, strict=True):
         mistakes = usual_mistakes(config_of(row["config"]), row["batch"], row["seq"], row["itemsize"])
-        here = {hint for hint, values in mistakes.items() if any(near(got, value, 0.015) for value in values)}
+        mask = row["config"]["layers"] * row["seq"] ** 2  # counted or not
+        here = {hint for hint, values in mistakes.items() if any(near(got + more, v, 0.015) for v in values for more in (0, mask))}
         explained = here if explained is None else explained & here
     return next((hint for hint in mistakes if hint in (explained or ())), fallback)
 
@@ -112,6 +114,7 @@ register(Check(
         "blocks": "Set your formula for one layer beside the list that `kept` prints for one layer. Which line is missing, or there twice?",
         "paper": "That formula was counted on another graph: dropout, a fused mask of one byte, 16 bit. Which tensors does this one save?",
         "outputs": "One layer's output is the next one's input. Is it a new tensor, or one that you have counted already?",
+        "dropout": "Your count has dropout's masks in it. What does dropout do, and keep, when its probability is 0?",
         "mlp": "The MLP is four times as wide inside. Which tensors of that width does its backward need: before GELU, after it, or both?",
         "qkv": "Which of query, key and value does the backward of attention need, and are they one tensor or three?",
         "scores": "The table of attention weights has an entry for each pair of tokens. How many such tables does one layer keep?",

@@ -101,7 +101,7 @@ register(Check(
         "norms": "A norm has a weight and a bias. How many norms does a block have, and how many stand outside of blocks?",
         "last-norm": "Off by two widths, once. What stands between the last block and the head?",
         "positions": "How does the model know where in the sequence a token stands, and how many rows does that table have?",
-        "tied": "Do two names always mean two tensors? Compare `model.head.weight is model.tokens.weight`.",
+        "tied": "A tied head has a name of its own. Do two names always mean two tensors?",
         "untied": "With tied=False, whose weight does the head use, and who counted it?",
         "head-bias": "Look at the head's line in `GPT`. What has it got besides its weight?",
         "digits": "Almost exact. Which kind of number keeps all the digits of a count in the billions?",

@@ -145,17 +145,17 @@ GIB = 2**30
 
 def _card_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     half, rows = GIB // 2, []
-    for size in (8, 16, 24, 80):
-        fill = int(size * GIB * (0.5 + 0.4 * float(torch.rand((), generator=generator))))
+    for size in (8, 16, 24, 80) + ((24, 40, 80, 141) if strict else ()):  # well below the border, whatever a GB is
+        fill = int(size * GIB * (0.7 + 0.1 * float(torch.rand((), generator=generator))))
         rows.append([fill, CARDS, half])
     some = {"small": draw(generator, 3, 7), "large": draw(generator, 20, 30), "middle": draw(generator, 10, 15)}
-    rows.append([some["middle"] * GIB - GIB, some, half])
+    rows.append([int(0.75 * some["middle"] * GIB), some, half])
     units = [[24.0e9, {"24": 24, "40": 40}, half], [int(79.2e9), CARDS, GIB], [int(23.3 * GIB), CARDS, half]]
     context = [[24 * GIB - half, {"24": 24, "40": 40}, half], [24 * GIB - half + 1, {"24": 24, "40": 40}, half]]
     context += [[int(7.8 * GIB), CARDS, half], [39 * GIB, CARDS, 2 * GIB]]
-    none = [[141 * GIB, CARDS, half], [int(1e14), CARDS, 0], [GIB, {}, 0]]
+    none = [[int(1e14), CARDS, 0], [141 * GIB, CARDS, half], [GIB, {}, 0]]
     if strict:
-        rows += [[draw(generator, 1, 140) * GIB, CARDS, draw(generator, 1, 2 * GIB)] for _ in range(8)]
+        context += [[draw(generator, 1, 140) * GIB, CARDS, draw(generator, 1, 2 * GIB)] for _ in range(8)]
         none += [[8 * GIB, {"a": 8, "b": 8}, 1], [10 * GIB, {"one": 5}, GIB]]
     groups = {"smallest that fits": rows, "GB and GiB": units, "context": context, "none fits": none}
     return [Case(name, {"rows": group}, covers=(name,)) for name, group in groups.items()]
@@ -190,10 +190,10 @@ def _card_judge(case: Case, seen: Observation) -> list[Finding]:
         elif right is None or sizes[got] < sizes[right]:
             forgets = smallest(needed, cards, 0) == got
             hint = "context" if forgets and context else hint
-        elif sizes[got] > sizes[right] and got == smallest(needed * GIB / 1e9, cards, context * GIB / 1e9):
+        elif needed + context == cards[right] * GIB:
+            hint = "full"
+        elif got == smallest(needed * GIB / 1e9, cards, context * GIB / 1e9):
             hint = "units"
-        elif got is not None and name == "smallest that fits":
-            hint = "smallest"
         observed = f"{got} for {needed / GIB:.2f} GiB and {context / GIB:.2f} GiB of context"
         return [Finding(name, False, f"{right}", observed, hint)]
     return [Finding(name, True, "the smallest that holds both", f"right {len(case.values['rows'])} times")]
@@ -205,7 +205,7 @@ register(Check(
         Criterion("smallest that fits", "technique", 0.25, "recomputed"),
         Criterion("GB and GiB", "technique", 0.25, "recomputed"),
         Criterion("context", "technique", 0.25, "recomputed"),
-        Criterion("none fits", "technique", 0.25, "recomputed"),
+        Criterion("none fits", "cost", 0.25, "recomputed"),
     ),
     cases=_card_cases,
     probe=_card_probe,
@@ -214,6 +214,7 @@ register(Check(
         "smallest": "Several cards hold it. Which of them do you return, and does the order of the dict decide?",
         "units": "A card's number counts GiB. How many bytes is one of those?",
         "context": "Before your first tensor, something of yours is on the card already. Does it still fit then?",
+        "full": "What is needed and the context are the card's size to the byte. Does that exceed it?",
         "none": "When no card is large enough, what does the docstring say that you return?",
         "name": "The answer is one of the dict's keys. Is yours?",
     },
