@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from labkit.ranks import CargoError, cargo, run_ranks
+from labkit.ranks import CargoError, cargo, run_ranks, travel
 from tests.labkit.ranks_notebook import notebook
 from tests.labkit.test_ranks_run import double
 
