@@ -46,6 +46,7 @@ def usual_mistakes(config: GPTConfig, batch: int, seq: int, size: int) -> dict[s
     loss, tail = size * tokens * config.vocab, size * 2 * tokens * config.width
     return {
         "paper": tuple(base / 2 * (blocks(34, 5) + more) for base in (1, 2 / size) for more in (0, 2 * loss, 2 * (loss + tail))),
+        "layers": (activation_bytes(with_(config, layers=1), batch, seq, size), right + (config.layers - 1) * loss),
         "dropout": tuple(right + more for more in (blocks(2, 2), blocks(2, 2) + tail / 2)),
         "outputs": tuple(right + more for more in (blocks(1, 0), blocks(2, 0), blocks(3, 0), blocks(4, 0), blocks(5, 0), blocks(6, 0))),
         "mlp": tuple(right - less for less in (blocks(4, 0), blocks(7, 0), blocks(8, 0))),
@@ -58,7 +59,6 @@ def usual_mistakes(config: GPTConfig, batch: int, seq: int, size: int) -> dict[s
         "bytes": (right / size, right / size * 2, right * size),
         "half": (right * 4 / size,) if size != 4 else (),
         "batch": (activation_bytes(config, 1, seq, size),),
-        "layers": (activation_bytes(with_(config, layers=1), batch, seq, size),),
         "context": (activation_bytes(config, batch, config.context, size),) if seq != config.context else (),
     }
 

@@ -1,7 +1,7 @@
 """Checks "memory.estimate" and "memory.card": the peak of a training step by category, and the smallest card that holds it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,9 @@ from labkit.checks._memory_truth import (
 )
 from labkit.gpt import GPT2_XL
 from labkit.recorder.categories import CATEGORIES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STATE_TOLERANCE, TOLERANCE = 0.02, 0.05
 
@@ -105,6 +108,22 @@ def _peak_hint(got: Mapping[str, float], right: Mapping[str, float]) -> str:
     return "sum"
 
 
+def _picture(case: Case, seen: Observation) -> "Figure":
+    """The first step's estimate beside what it must be, by category."""
+    from labkit.figures import stacked_bars
+
+    row = case.values["rows"][0]
+    right = _measured(row) or estimate(config_of(row["config"]), row["batch"], row["seq"], RECIPES[row["recipe"]])
+    bars = {"yours": seen.values["rows"][0], "recorder": right}
+    drawn = stacked_bars(
+        {name: {category: max(0.0, parts[category]) / 2**20 for category in CATEGORIES} for name, parts in bars.items()},
+        title=f"Peak of a training step, recipe {row['recipe']}",
+        y="MiB",
+    )
+    drawn.set_label(drawn.alt)
+    return drawn
+
+
 def _summary(case: Case, seen: Observation) -> str:
     row, got = case.values["rows"][0], seen.values["rows"][0]
     right = estimate(config_of(row["config"]), row["batch"], row["seq"], RECIPES[row["recipe"]])
@@ -133,6 +152,7 @@ register(Check(
         "sum": "Does each category of yours stand for what is alive at one instant, the peak?",
     },
     forbids=("labkit.gpt.GPT",),
+    picture=_picture,
     summary=_summary,
 ))  # fmt: skip
 

@@ -46,13 +46,13 @@ from labkit.widgets import explore
 torch.set_num_threads(1)  # steady, also where other programs keep the cores busy
 MIB, GIB, GB = 2**20, 2**30, 10**9
 SMALL = GPTConfig(vocab=2048, context=128, layers=4, heads=4, width=128)
-print(SMALL)
 
 # %% [markdown]
 # ## The baseline: three steps, watched
 #
-# `GPT(config)` is a small transformer that predicts the next token. A training step is always the same four lines: forward, backward,
-# optimizer, clear the gradients. Random tokens will do; memory does not care what they say.
+# `GPT(config)` is a transformer that predicts the next token. `SMALL` says how large: 4 blocks, each token a vector of 128 numbers (the
+# *width*), 4 attention heads, 2,048 possible tokens (the *vocabulary*), sequences of up to 128 (the *context*). A training step is always
+# the same four lines: forward, backward, optimizer, clear the gradients. Random tokens will do; memory does not care what they say.
 #
 # Watch which colour appears when, and which ones stay.
 
@@ -63,16 +63,15 @@ def tokens(config, batch, seq):
     return [torch.randint(config.vocab, (batch, seq), generator=generator) for _ in range(2)]
 
 
-def train(config, batch, seq, steps=3, title="", budget_bytes=None, dtype=torch.float32):
+def train(config, batch, seq, steps=3, title="", budget_bytes=None):
     """Recording of `steps` training steps with AdamW; drawn live when there is a title."""
-    model, (ids, targets) = GPT(config).to(dtype), tokens(config, batch, seq)
+    model, (ids, targets) = GPT(config), tokens(config, batch, seq)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     with Recorder(watch=[model, optimizer, ids, targets], budget_bytes=budget_bytes) as recorder:
         with live_memory(recorder, title=title) if title else recorder.phase("steps"):
             for _ in range(steps):
                 with recorder.phase("forward"):
                     loss = next_token_loss(model(ids), targets)
-                recorder.mark("kept")  # between forward and backward
                 with recorder.phase("backward"):
                     loss.backward()
                 with recorder.phase("optimizer"):
@@ -403,9 +402,12 @@ check("memory.batch", input_bytes, grows_with_batch)
 
 # %%
 def kept(config, batch, seq, dtype=torch.float32):
-    """(total bytes, list of storages) of what forward leaves for backward, as recorded."""
-    recording = train(config, batch, seq, steps=1, dtype=dtype)
-    return recording.at("kept", born=True), recording.alive("kept", top=None, born=True)
+    """(total bytes, list of storages) of what forward and loss leave for backward, as recorded."""
+    model, (ids, targets) = GPT(config).to(dtype), tokens(config, batch, seq)
+    with Recorder(watch=[model, ids, targets]) as recorder:
+        loss = next_token_loss(model(ids), targets)  # noqa: F841  holds the graph
+        recorder.mark("kept")
+    return recorder.recording.at("kept", born=True), recorder.recording.alive("kept", top=None, born=True)
 
 
 ONE = GPTConfig(vocab=2048, context=128, layers=1, heads=4, width=128)
@@ -454,7 +456,7 @@ exam("memory.activations", activation_bytes, points=2)
 # table; once: 2 units for the last norm, and batch·seq·vocab; all of it times itemsize</details>
 
 # %%
-lengths = [16, 32, 64, 96, 128]
+lengths = [16, 48, 88, 128]
 recorded = {seq: kept(SMALL, 8, seq)[0] for seq in lengths}
 counted = [activation_bytes(SMALL, 8, seq) for seq in lengths]
 paper = [SMALL.layers * 8 * seq * SMALL.width * (34 + 5 * SMALL.heads * seq / SMALL.width) for seq in lengths]
@@ -483,22 +485,12 @@ lines(
 # 46 are like it.
 
 # %%
-def kept_at_paper_scale(config, batch):
-    """Bytes kept for backward by a forward of `config`, on sequences as long as it allows."""
+print(f"{'GB':<10}{'recorded':>12}{'yours':>10}")
+for batch, dtype in ((1, torch.float32), (1, torch.bfloat16), (8, torch.bfloat16), (32, torch.bfloat16)):
     with paper_scale():
-        model, (ids, targets) = GPT(config), [torch.zeros(batch, config.context, dtype=torch.long) for _ in range(2)]
-        with Recorder(watch=[model, ids, targets]) as recorder:
-            loss = next_token_loss(model(ids), targets)  # noqa: F841  holds the graph
-            recorder.mark("kept")
-    return recorder.recording.at("kept", born=True)
-
-
-print(f"{'batch':>6}{'recorded':>14}{'yours, fp32':>14}{'yours, 16 bit':>15}")
-for batch in (1, 8, 32):
-    one, two = (kept_at_paper_scale(replace(GPT2_XL, layers=layers), batch) for layers in (1, 2))
-    whole = one + (GPT2_XL.layers - 1) * (two - one)
-    fp32, half = (activation_bytes(GPT2_XL, batch, 1024, itemsize) for itemsize in (4, 2))
-    print(f"{batch:6}{whole / GB:11.1f} GB{fp32 / GB:11.1f} GB{half / GB:12.1f} GB")
+        one, two = (kept(replace(GPT2_XL, layers=layers), batch, 1024, dtype)[0] for layers in (1, 2))
+    whole, mine = one + (GPT2_XL.layers - 1) * (two - one), activation_bytes(GPT2_XL, batch, 1024, dtype.itemsize)
+    print(f"batch {batch:<4}{whole / GB:>12.1f}{mine / GB:>10.1f}   {str(dtype).removeprefix('torch.')}")
 
 # %% [markdown]
 # So "tens of GB" it is from a few sequences on; at one it is five in 16 bit, ten in fp32.
@@ -579,10 +571,10 @@ exam("memory.estimate", estimate, points=1)
 FP32, STATES = recipes()["fp32"], ("parameters", "gradients", "optimizer state")
 TRIALS = {
     "SMALL": (SMALL, 4, 128),
-    "deep": (GPTConfig(2048, 128, 12, 4, 64), 4, 64),
-    "wide": (GPTConfig(4096, 64, 2, 4, 256), 8, 64),
-    "long": (GPTConfig(6000, 256, 3, 4, 96), 2, 256),
-    "untied": (GPTConfig(3000, 96, 4, 6, 96, tied=False), 6, 96),
+    "deep": (GPTConfig(2048, 128, 10, 4, 64), 4, 64),
+    "wide": (GPTConfig(3000, 64, 2, 4, 192), 4, 64),
+    "long": (GPTConfig(4000, 192, 2, 4, 64), 2, 192),
+    "untied": (GPTConfig(2500, 96, 3, 6, 96, tied=False), 4, 96),
 }
 bars = {}
 print(f"{'yours over the recorder':<26}{'states':>9}{'activations':>13}{'peak':>9}")
@@ -591,10 +583,10 @@ for name, (config, batch, seq) in TRIALS.items():
     seen, mine = recording.by_category("peak"), estimate(config, batch, seq, FP32)
     states = sum(mine[c] for c in STATES) / sum(seen[c] for c in STATES)
     whole = sum(mine.values()) / recording.peak_bytes
-    print(f"{name:<26}{states:>9.4f}{mine['activations'] / seen['activations']:>13.4f}{whole:>9.4f}")
+    print(f"{name:<26}{states:>9.4f}{mine['activations'] / seen['activations']:>13.4f}{whole:>9.4f} of {recording.peak_bytes / MIB:.1f} MiB")
     for label, parts in {f"{name},\nyours": mine, f"{name},\nmeasured": seen}.items():
         bars[label] = {category: nbytes / MIB for category, nbytes in parts.items()}
-print(f"you predicted {predicted_peak_mib} MiB for SMALL at 4 sequences; the picture has what was measured")
+print(f"you predicted {predicted_peak_mib} MiB for the first")
 stacked_bars(dict(list(bars.items())[:6]), title="Your estimate and the recorder", y="MiB at the peak")
 
 # %% [markdown]
@@ -704,7 +696,8 @@ def draw_bar(layers, width, batch, recipe):
     config = GPTConfig(50257, 1024, layers, max(1, width // 64), width)
     parts = estimate(config, batch, 1024, recipes()[recipe])
     total = sum(parts.values())
-    card = which_card(total, CARDS, CONTEXT) or "no card of these"
+    name = which_card(total, CARDS, CONTEXT)
+    card = f"the {name} card" if name else "no card of these"
     parts = {category: nbytes / GIB for category, nbytes in parts.items()}
     limits = {name: gib - CONTEXT / GIB for name, gib in CARDS.items() if 0.3 * total < gib * GIB < 1.5 * total}
     return stacked_bars(
