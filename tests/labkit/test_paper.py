@@ -126,6 +126,22 @@ def copies(rec):
     rec.mark("after")
 
 
+def freed_and_back(rec):
+    """As sharded training does: a weight's memory goes, and comes back."""
+    layer = nn.Linear(64, 64)
+    rec.watch(layer)
+    flat = torch.cat([parameter.detach().flatten() for parameter in layer.parameters()])
+    layer.weight.untyped_storage().resize_(0)
+    rec.mark("freed")
+    layer.weight.untyped_storage().resize_(64 * 64 * 4)
+    layer.bias.data = torch.empty(0)
+    rec.mark("back")
+    layer.weight.data, layer.bias.data = flat[:4096].view(64, 64), flat[4096:]
+    rec.mark("views")
+    layer(torch.randn(8, 64)).sum().backward()
+    rec.mark("after")
+
+
 def views_and_buffers(rec):
     layers = linear_layers([16, 48, 8, 32])
     x = torch.randn(8, 16)
@@ -144,6 +160,7 @@ PROGRAMS = {
     "GradScaler": scaled_step,
     "half": half_model,
     "copies": copies,
+    "freed and back": freed_and_back,
     "two buffers": views_and_buffers,
     **{f"checkpoint {kind}": lambda rec, kind=kind: checkpointed(rec, kind) for kind in CHECKPOINTS},
 }
@@ -263,6 +280,7 @@ CANNOT = {
     "tolist": ("y = x.tolist()", "tolist() needs real numbers"),
     "mask": ("y = x[x > 0]", "depends on numbers"),
     "nonzero": ("y = x.nonzero()", "aten.nonzero"),
+    "tensor of tensors": ("y = torch.tensor([x.sum(), x.sum()])", "reads numbers"),
     "division": ("y = 1 / x.sum().item()", "counts as 0"),
     "log": ("import math; y = math.log(x.mean())", "counts as 0"),
 }
@@ -273,7 +291,7 @@ CANNOT = {
 def test_what_cannot_run_names_the_line(name, file, told):
     source, reason = CANNOT[name]
     code = compile(f"def run(x):\n    if True:\n        {source}\n", file, "exec")
-    names = {}
+    names = {"torch": torch}
     exec(code, names)
     with pytest.raises(PaperScaleError) as caught, paper_scale():
         names["run"](torch.randn(4, 3))
@@ -421,11 +439,17 @@ def test_zero_stage_1_holds_its_share(ranks):
 def test_a_step_of_24_gb_takes_little_memory():
     script = """
 import resource, torch
-from labkit.gpt import GPT2_XL
-from labkit.paper._headlines import mixed_precision_step
-count, recording = mixed_precision_step(GPT2_XL)
-held = recording.by_category("after")
-states = held["parameters"] + held["gradients"] + held["optimizer state"]
+from labkit import Recorder
+from labkit.gpt import GPT, GPT2_XL
+from labkit.paper import paper_scale
+with paper_scale(), Recorder() as recorder:
+    model = GPT(GPT2_XL)
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    states = recorder.mark("after")
+    count = sum(parameter.numel() for parameter in model.parameters())
 print(count, states - 16 * count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
@@ -471,15 +495,11 @@ def test_lora_on_gpt3_trains_the_headline_number():
 def test_deep_resnet_has_1001_layers_of_one_tensor():
     from labkit.resnets import LAYERS_200, LAYERS_1001, deep_resnet
 
-    def depth(stages):
-        with paper_scale():
-            layers = deep_resnet(stages)
-        kinds = (nn.Conv2d, nn.Linear)
-        shortcuts = [m for layer in layers for name, m in layer.named_modules() if name == "shortcut.0"]
-        return sum(isinstance(m, kinds) for layer in layers for m in layer.modules()) - len(shortcuts)
-
-    assert (depth(LAYERS_200), depth(LAYERS_1001)) == (200, 1001)
+    assert [3 * sum(stages) + 2 for stages in (LAYERS_200, LAYERS_1001)] == [200, 1001]
+    layers = deep_resnet((1, 2, 1, 1), classes=10, width=8)
+    main = [m for layer in layers for name, m in layer.named_modules() if not name.startswith("shortcut")]
+    assert sum(isinstance(module, (nn.Conv2d, nn.Linear)) for module in main) == 3 * 5 + 2
     x = torch.randn(2, 3, 64, 64)
-    for layer in deep_resnet((1, 2, 1, 1), classes=10, width=8):
+    for layer in layers:
         x = layer(x)
     assert x.shape == (2, 10) and x.isfinite().all()
