@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from labkit.checks import _number_formats_oracle as oracle
+from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, register
 from labkit.checks._number_formats_decode import draw_format, name_of
 from labkit.checks._number_formats_results import as_number
@@ -54,6 +55,7 @@ def limits_of(exponent_bits: int, fraction_bits: int) -> dict[str, float]:
     }
 
 
+@one_thread()
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     def drawn() -> tuple[int, int]:
         exponent_bits = int(torch.randint(4, 7, (), generator=generator))
@@ -88,6 +90,7 @@ def _hint(key: str, got: float, right: dict[str, float], bits: tuple[int, int]) 
     return {"first_missing": "missing", **names}.get(key, key)
 
 
+@one_thread()
 def _judge(case: Case, seen: Observation) -> list[Finding]:
     findings = {}
     for bits, row in zip(case.values["formats"], seen.values["rows"], strict=True):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 import torch
 
+from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._number_formats_results import as_numbers, call
 
@@ -14,7 +15,7 @@ NEIGHBOURS, AVERAGE, EXACT = "one of the two neighbours", "right on average", "e
 COPIES, SIGMAS = 4000, 6.0
 HINTS = {
     "not-bf16": "Does every number that you return survive a cast to bfloat16 and back?",
-    "far": "Which two numbers of bfloat16 enclose the value? Yours is neither.",
+    "far": "Which two numbers of bfloat16 enclose the value, and is yours one of them?",
     "nearest": "All copies of a value came out alike. Where does chance come in?",
     "one-draw": "Your rounding is random, and yet all copies of a value go the same way. How many draws did you make?",
     "biased": "Average many roundings of one value. Where should it converge, and where does yours?",
@@ -24,6 +25,7 @@ HINTS = {
 }  # fmt: skip
 
 
+@one_thread()
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     power = torch.randint(-20, 20, (8,), generator=generator)
     exact = ((1 + torch.rand(8, generator=generator)) * torch.exp2(power.float())).bfloat16().double()
@@ -31,7 +33,8 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     share = torch.tensor([0.5, 0.1, 0.9, 0.25, 0.02, 0.7, 0.5, 0.33]) + (0.01 if strict else 0.0)
     values = (exact + gap * share).float() * torch.tensor([1.0, 1, 1, 1, -1, -1, -1, -1])
     fixed = torch.cat([torch.randn(300, generator=generator).bfloat16().float(), torch.tensor([0.0, -0.0, 1.0, -1.0, 3.3895314e38])])
-    special = torch.tensor([torch.inf, -torch.inf, torch.nan])
+    # The last nan has every bit set: who adds to its low bits carries into its sign.
+    special = torch.tensor([0x7F800000, -0x00800000, 0x7FC00000, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
     return [
         Case("copies of eight values", {"seed": int(torch.randint(2**31, (), generator=generator))}, {"values": values},
              covers=(NEIGHBOURS, AVERAGE)),
@@ -48,13 +51,14 @@ def _probe(candidate: Any, case: Case) -> Observation:
     return Observation({}, {"rounded": as_numbers(call(candidate, values), len(values), "round_stochastically")})
 
 
+@one_thread()
 def _judge(case: Case, seen: Observation) -> list[Finding]:
     values, rounded = case.tensors["values"].double(), seen.tensors["rounded"]
     if EXACT in case.covers:
         right = (rounded == values) | (rounded.isnan() & values.isnan())
         if right.all():
             return [Finding(EXACT, True, "unchanged", f"{len(values)} unchanged")]
-        special = bool(right[:-3].all())
+        special = bool(right[:-4].all())
         first = int((~right).nonzero()[0])
         told = f"{float(values[first]):.7g} became {float(rounded[first]):.7g}"
         return [Finding(EXACT, False, "unchanged", told, "special" if special else "exact")]

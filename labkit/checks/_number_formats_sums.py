@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, register
 from labkit.checks._number_formats_results import as_number
 
@@ -13,14 +14,10 @@ BITS = {"float16": 10, "bfloat16": 7}
 STALL, SPREAD, MEAN = "equal addends", "other addends", "mean out of the sum's range"
 HINTS = {
     "stalls": "Your sum stops where one more addend changes nothing. When is the addend smaller than half a gap?",
-    "cast-late": "The result is in a wider format, but it has stalled before. In which format is each addition made?",
     "infinite": "Every value is in range, and so is the answer. Which number on the way is not?",
     "sum-for-mean": "That is the sum. What is left to do for a mean, and how many values are there?",
     "error": "Add up four of these by hand. Does every value enter once, and what does each addition drop?",
-    "reordered": "Sorting helps while addends differ. What does it do for a thousand equal ones?",
     "mean": "Multiply your mean by the number of values. Is that their sum?",
-    "vanishes": "You divide before you add. How small do the addends become, and does the format still have them?",
-    "empty": "A sum of one value is that value. Which of your steps needs two?",
 }  # fmt: skip
 
 
@@ -38,6 +35,7 @@ def tolerance(values: torch.Tensor) -> float:
     return (math.log2(max(len(values), 2)) + 2) * unit * float(values.double().abs().sum())
 
 
+@one_thread()
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     def draw(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=generator))
@@ -71,7 +69,7 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
             run("sum", "bfloat16", torch.cat([uniform(900), torch.tensor([2000.0])])),
             run("sum", "float16", torch.cat([uniform(512), -uniform(511)])),
         ]
-        out_of_range += [run("mean", "float16", uniform(3000, 5.0, 900.0)), run("mean", "bfloat16", torch.full((300,), 3e38))]
+        out_of_range += [run("mean", "float16", uniform(3000, 5.0, 900.0)), run("mean", "float16", torch.full((77,), 60000.0))]
     groups = {STALL: equal, SPREAD: mixed, MEAN: out_of_range}
     return [
         Case(
@@ -98,8 +96,6 @@ def _probe(candidate: Any, case: Case) -> Observation:
 def _hint(ask: str, got: float, values: torch.Tensor, right: float) -> str:
     if not math.isfinite(got):
         return "infinite"
-    if len(values) == 1:
-        return "empty"
     stalled = running(values)
     if ask == "sum" and abs(got - stalled) <= tolerance(values) / 4:
         return "stalls"
@@ -113,6 +109,7 @@ def _hint(ask: str, got: float, values: torch.Tensor, right: float) -> str:
     return "error"
 
 
+@one_thread()
 def _judge(case: Case, seen: Observation) -> list[Finding]:
     name = case.covers[0]
     for index, (run, got) in enumerate(zip(case.values["runs"], seen.values["found"], strict=True)):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from labkit.checks import _number_formats_oracle as oracle
+from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._number_formats_decode import name_of
 from labkit.checks._number_formats_results import as_number, call
@@ -21,9 +22,11 @@ def magnitudes(generator: torch.Generator, shape: tuple[int, ...], low: float, h
 SHARE, ZEROS, BORDER = "share that becomes zero", "zeros that were there before", "at the border"
 LOST_HINTS = {
     "normal-threshold": "Below the smallest normal number, is everything zero already?",
-    "smallest-threshold": "What becomes of a number a little below the smallest one? Zero is not the only neighbour.",
+    "smallest-threshold": "Zero is not the only neighbour of a number a little below the smallest one. Which is closer?",
     "unscaled": "Does the scale meet the numbers before they are rounded, or after?",
     "inverse": "Is the number that is rounded larger or smaller than the one you were given, when the scale is 1000?",
+    "other-format": "This would be right in fp16. Which format was your function given?",
+    "never": "Nothing is lost at all. Below which size does everything become zero, and in which format do you look?",
     "sign": "A negative number is less than any positive one. Is that the same as small?",
     "percent": "A share of the whole lies between 0 and 1. Where does yours?",
     "kept": "Together with the right answer, yours makes 1. Which of the two kinds are you counting?",
@@ -47,6 +50,7 @@ def _fraction(values: torch.Tensor, bits: tuple[int, int], scale: float, wide: b
     return int(_lost(values, bits, scale, wide).sum()) / there if there else 0.0
 
 
+@one_thread()
 def _lost_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     def around(bits: tuple[int, int], scale: float, shape: tuple[int, ...]) -> torch.Tensor:
         middle = math.log2(oracle.smallest(*bits) / scale)
@@ -113,10 +117,12 @@ def _lost_hint(criterion: str, got: float, values: torch.Tensor, bits: tuple[int
         "percent": 100 * right,
         "kept": 1 - right,
         "count": count,
+        "other-format": _fraction(values, (5, 10), scale),
     }
     return next((name for name, guess in guesses.items() if _near(got, guess) and not _near(guess, right)), "share")
 
 
+@one_thread()
 def _lost_judge(case: Case, seen: Observation) -> list[Finding]:
     criterion = case.covers[0]
     wrong: list[tuple[str, str]] = []
@@ -130,6 +136,8 @@ def _lost_judge(case: Case, seen: Observation) -> list[Finding]:
     if not wrong:
         return [Finding(criterion, True, wanted, f"right for {len(case.values['runs'])} tensors")]
     # A run at scale 1 cannot tell a scale that is used wrongly: the hint is the most telling of all runs.
+    if criterion == SHARE and max(seen.values["shares"]) == 0:
+        wrong[0] = (wrong[0][0], "never")
     told = next((one for one in wrong if one[1] != "share"), wrong[0])
     return [Finding(criterion, False, wanted, told[0], told[1])]
 

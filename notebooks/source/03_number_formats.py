@@ -148,7 +148,7 @@ def decode(bits, exponent_bits, fraction_bits):
     """The numbers that bit patterns stand for.
 
     bits          : (n,) int64 tensor of patterns, from 0 to 2**(1 + exponent_bits + fraction_bits) - 1
-    exponent_bits : 2 to 8; fraction_bits : 1 to 16; both int
+    exponent_bits : 2 to 8; fraction_bits : 1 to 10; both int
     Returns a (n,) float64 or float32 tensor. The two zeros differ in sign; a nan's sign is of no matter.
 
     Any way is right: arithmetic, bit operations, a loop (100,000 patterns should take seconds, not
@@ -270,11 +270,11 @@ for value in (1.1, 1.0001, 65504.0, 65519.0, 65520.0, 1e5, 1e-8, -1e9):
 print(f"you said {predicted_fp16} in fp16, and 1 in {predicted_becomes_one}")
 
 # %% [markdown]
-# So the lecture is imprecise: in fp16, 1.1 becomes the number in your table, off by a thirtieth of a percent. It is 1.0001 that becomes 1 there.
-# 1.1 becomes 1 in an 8-bit format.
+# So the lecture is imprecise: in fp16, 1.1 becomes 1.0996, off by 0.04%, and in bf16 1.1016. It is 1.0001 that becomes 1 there. 1.1 becomes 1
+# in an 8-bit format, E5M2.
 #
 # The other rows are classic traps. 1e-8, a usual epsilon, is 0 in fp16: a division by it is a division by zero. -1e9, a usual mask, is
-# -infinity. bf16 reaches far, so a bf16 value of 1e5 is not safe to cast to fp16.
+# -infinity. And a cast from bf16 to fp16 is not safe: 1e5 fits one and not the other, and even fp16's largest number, 65504, is 65536 in bf16.
 #
 # And 65520 begins the way to nan:
 
@@ -532,9 +532,9 @@ for scale in (1000, 1024):
     print(f"loss times {scale}, gradients divided by {scale}: {changed:.1%} of the weights' gradients are not the same bits")
 
 # %% [markdown]
-# The window moves while the model learns: logits push its low end up, weights move its high end. That no scale is safe for the
-# weights is the key biases' noise again: their low end is above the high one. So what you want in practice is the high end, with room
-# to grow: a scale at which nothing is infinite.
+# The window moves while the model learns: logits push its low end up, weights move its high end. Where no scale is safe for the
+# weights, it is the key biases' noise again, so small that saving it would make other weights' gradients infinite. What you want in
+# practice is the high end, with some room: a scale at which nothing is infinite.
 
 # %%
 scales = [2.0**k for k in range(25)]
