@@ -1,5 +1,6 @@
 """Check "accumulation.tokens": micro-batches with unequal numbers of counted targets."""
 
+import math
 from typing import Any
 
 import torch
@@ -82,12 +83,15 @@ def make_windows(values: dict[str, Any]) -> list[list[tuple[torch.Tensor, torch.
 
 
 def tally_loss(trace: tools.Trace) -> Any:
-    """Mean over the counted targets of a token's weight and, so that losses differ, a share of its target."""
+    """Mean over the counted targets of a token's weight and, so that losses differ, a share of its target.
+
+    Over none, both the loss and its gradient are nan, as with a mask written by hand.
+    """
 
     def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
         places, targets = batch
         counted = targets != IGNORED
-        return trace.noting((model(places) + targets / VOCAB)[counted].mean())
+        return trace.noting(((model(places) + targets / VOCAB) * counted).sum() / counted.sum())
 
     return loss_fn
 
@@ -140,6 +144,9 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
     if counts and name == "no targets" and counts.hint in ("inf-stepped", "unequal", "net"):
         counts = Fault(counts.text, "no-targets")
     findings = [Finding(name, counts is None, wanted, counts.text if counts else "as wanted", counts and counts.hint)]
+    if name == "no targets" and not counts and not values.get("net"):
+        if any(row["loss"] is not None and not math.isfinite(row["loss"]) for row in seen.values["rows"]):
+            findings = [Finding(name, False, wanted, "the loss that came back is not a number", "no-targets")]
     if name == "unequal counts" and not values.get("net"):
         findings += [_judge_once(values, seen), _judge_loss(values, seen)]
     return findings

@@ -165,13 +165,16 @@ def _judge_net(values: dict[str, Any], seen: Observation) -> Finding:
     observed = seen.tensors.get("gradients")
     if observed is None or len(observed) < len(values["windows"]):
         return Finding(name, False, wanted, f"{0 if observed is None else len(observed)} steps", "no-step")
+    if len(observed) > len(values["windows"]):
+        return Finding(name, False, wanted, f"{len(observed)} steps for {len(values['windows'])} windows", "many-steps")
+    if any(abs(rate - tools.RATE) > 1e-9 for rate in seen.values["rates"]):
+        rates = ", ".join(f"{rate:.3g}" for rate in sorted(set(seen.values["rates"])))
+        return Finding(name, False, wanted, f"learning rates {rates}, not {tools.RATE}", "rate")
     for number, right in enumerate(expected.gradients):
         if not tools.close(observed[number], right):
             ratio = tools.ratio_of(observed[number], right)
             told = f"{ratio:.3g} times it" if ratio else "another one"
             return Finding(name, False, wanted, f"step {number + 1}: {told}", "scale" if ratio else "net")
-    if any(abs(rate - tools.RATE) > 1e-9 for rate in seen.values["rates"]):
-        return Finding(name, False, wanted, f"learning rates {sorted(set(seen.values['rates']))}, not {tools.RATE}", "rate")
     if not tools.close(seen.tensors["parameters"], parameters):
         return Finding(name, False, wanted, "the parameters after the last step differ", "net")
     return Finding(name, True, wanted, f"equal, {len(values['windows'])} steps with momentum")
