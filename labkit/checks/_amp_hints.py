@@ -26,6 +26,7 @@ HINTS = {
     "reported": "get_scale() and scale(1.0) name different numbers. Which of them has the last update?",
     "trace": "Play the overflows by hand, with the settings of this case. Where does your first scale differ from the one you expect?",
     "not-skipped": "The gradients held an inf or a nan, and the optimizer stepped all the same. Which values does your test recognise?",
+    "cleaned": "You mended the gradients and let the optimizer step. What does a step with a gradient of 0 do to Adam's moments?",
     "skips-good": "A step was skipped although every gradient was finite. What does your code still remember of an earlier step?",
     "skip-changed": "The step was skipped, and yet something moved. Which of your lines writes to parameters or to the optimizer's state?",
     "returned": "What does step() tell its caller about whether the optimizer stepped?",
@@ -63,7 +64,7 @@ HINTS = {
 
 
 def on_error(error: dict[str, Any]) -> str | None:
-    """Typical crashes of this lab."""
+    """Typical crashes of a training step."""
     text = f"{error['type']}: {error['message']}"
     if "already been called" in text and "unscale_" in text:
         return "twice"
@@ -74,3 +75,9 @@ def on_error(error: dict[str, Any]) -> str | None:
     if "'NoneType' object has no attribute" in text and any(name in text for name in ("'scale'", "'unscale_'", "'step'", "'update'")):
         return "scaled-anyway"
     return None
+
+
+def on_scaler_error(error: dict[str, Any]) -> str | None:
+    """Typical crashes of a scaler."""
+    hint = on_error(error)
+    return "no-graph" if hint == "no-gradients" else hint

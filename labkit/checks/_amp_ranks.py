@@ -2,23 +2,24 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
-from labkit.checks._amp_hints import HINTS, on_error
-from labkit.checks._amp_scaler import SETTINGS, Bench, judge_gradients, judge_skips, judge_trace, play
+from labkit.checks._amp_bench import Bench, play
+from labkit.checks._amp_bundle import bundled_cases, bundled_first, bundled_judge, bundled_probe
+from labkit.checks._amp_hints import HINTS, on_scaler_error
+from labkit.checks._amp_scaler import SETTINGS
+from labkit.checks._amp_scaler_judge import judge_gradients, judge_skips, judge_trace
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.recorder import Recorder
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
 
 MAX_BYTES = 1024  # per step and rank, sent: a flag, however it is packed
 
 
-def _cases(generator: "torch.Generator", strict: bool) -> list[Case]:
-    import torch
-
+def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     seed = lambda: int(torch.randint(1, 2**31, (), generator=generator))  # noqa: E731
     inf, nan = {"poison": "inf", "at": 3}, {"poison": "nan", "at": 1}
     both = [[{}, inf, {}, {}, {}, {}, nan, {}], [{}, nan, {}, {}, {}, {}, inf, {}]]
@@ -115,12 +116,12 @@ register(Check(
         Criterion("message", "cost", 0.25, "wire"),
         Criterion("alone", "cost", 0.25, "recomputed"),
     ),
-    cases=_cases,
-    probe=_probe,
-    judge=_judge,
+    cases=bundled_cases(_cases),
+    probe=bundled_probe(_probe),
+    judge=bundled_judge(_judge),
     hints=HINTS,
     forbids=("torch.amp.GradScaler", "torch._amp_foreach_non_finite_check_and_unscale_", "torch._amp_update_scale_"),
-    on_error=on_error,
-    picture=_picture,
-    summary=_summary,
+    on_error=on_scaler_error,
+    picture=bundled_first(_picture),
+    summary=bundled_first(_summary),
 ))  # fmt: skip
