@@ -14,24 +14,22 @@ CRITERIA = {"wide": "inside the blocks", "long": "attention weights", "loss": "t
 
 
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
-    cases = []
+    groups = {}
     for kind, criterion in CRITERIA.items():
-        rows = [random_config(generator, kind=kind) | {"itemsize": 4} for _ in range(5 if strict else 3)]
-        cases.append(Case(kind, {"rows": rows}, covers=(criterion,)))
+        groups[criterion] = [random_config(generator, kind=kind) | {"itemsize": 4} for _ in range(5 if strict else 3)]
     half = [random_config(generator, kind=kind) | {"itemsize": 2} for kind in CRITERIA]
     if strict:
         half.append({"config": vars(GPT2_XL), "batch": draw(generator, 1, 40), "seq": 1024, "itemsize": 2})
         half.append({"config": vars(with_(GPT2_XL, tied=False)), "batch": 1, "seq": draw(generator, 64, 512), "itemsize": 8})
-    cases.append(Case("other sizes of a number", {"rows": half}, covers=("other sizes of a number",)))
-    return cases
+    return [Case("many sizes", {"groups": groups | {"other sizes of a number": half}})]
 
 
 def _probe(candidate: Any, case: Case) -> Observation:
-    answers = []
-    for row in case.values["rows"]:
+    def ask(row: dict[str, Any]) -> float:
         extra = () if row["itemsize"] == 4 else (row["itemsize"],)
-        answers.append(number(candidate(config_of(row["config"]), row["batch"], row["seq"], *extra), "activation_bytes"))
-    return Observation({"bytes": answers})
+        return number(candidate(config_of(row["config"]), row["batch"], row["seq"], *extra), "activation_bytes")
+
+    return Observation({"bytes": {name: [ask(row) for row in rows] for name, rows in case.values["groups"].items()}})
 
 
 def _blocks(config: GPTConfig, batch: int, seq: int, size: int, per_width: float, per_score: float) -> float:
@@ -75,8 +73,11 @@ def _hint(rows: list[dict[str, Any]], answers: list[float], fallback: str) -> st
 
 
 def _judge(case: Case, seen: Observation) -> list[Finding]:
-    rows, answers, worst = case.values["rows"], seen.values["bytes"], 0.0
-    criterion = case.covers[0]
+    return [_judge_group(name, rows, seen.values["bytes"][name]) for name, rows in case.values["groups"].items()]
+
+
+def _judge_group(criterion: str, rows: list[dict[str, Any]], answers: list[float]) -> Finding:
+    worst = 0.0
     fallback = {"inside the blocks": "blocks", "attention weights": "scores", "the loss": "loss"}.get(criterion, "half")
     for row, got in zip(rows, answers, strict=True):
         config = config_of(row["config"])
@@ -87,15 +88,16 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
             where = f"{told(got)} ({got / right:.2f} times) for {sizes}, {row['batch']} sequences of {row['seq']}"
             if row["itemsize"] != 4:
                 where += f", {row['itemsize']} bytes per number"
-            return [Finding(criterion, False, f"{told(right)}, within 5%", where, _hint(rows, answers, fallback))]
-    return [Finding(criterion, True, "within 5% of the recorder", f"within {worst:.1%}")]
+            return Finding(criterion, False, f"{told(right)}, within 5%", where, _hint(rows, answers, fallback))
+    return Finding(criterion, True, "within 5% of the recorder", f"within {worst:.1%}")
 
 
 def _summary(case: Case, seen: Observation) -> str:
     errors = []
-    for row, got in zip(case.values["rows"], seen.values["bytes"], strict=True):
-        right = activation_bytes(config_of(row["config"]), row["batch"], row["seq"], row["itemsize"])
-        errors.append(abs(got - right) / right)
+    for name, rows in case.values["groups"].items():
+        for row, got in zip(rows, seen.values["bytes"][name], strict=True):
+            right = activation_bytes(config_of(row["config"]), row["batch"], row["seq"], row["itemsize"])
+            errors.append(abs(got - right) / right)
     return f"within {max(errors):.2%} of the recorder (at most 5%)"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import WrongResult
 from labkit.gpt import GPT, GPTConfig, next_token_loss
 from labkit.recorder import Recorder, Recording
@@ -107,6 +108,7 @@ def estimate(config: GPTConfig, batch: int, seq: int, recipe: Mapping[str, int])
     }
 
 
+@one_thread()
 def record_step(config: GPTConfig, batch: int, seq: int, dtype: torch.dtype = torch.float32) -> Recording:
     """The second training step with AdamW, recorded: optimizer state and gradients are there from the first. Mark "kept" stands
     between forward and backward. The caller's random stream is left alone.
