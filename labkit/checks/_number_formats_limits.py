@@ -1,7 +1,6 @@
 """Check "number_formats.limits": where a format's range and precision end."""
 
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -38,11 +37,8 @@ HINTS = {
 def limits_of(exponent_bits: int, fraction_bits: int) -> dict[str, float]:
     """The right answers."""
     unit = oracle.smallest(exponent_bits, fraction_bits)
-    edge = math.sqrt(unit / 2)
-    step = 2.0 ** (math.floor(math.log2(edge)) - fraction_bits)  # the gap there: squares are far above subnormal sizes
-    squared = math.ceil(edge / step) * step
-    while squared * squared <= unit / 2:  # a tie goes to zero, which is even
-        squared += step
+    positive = oracle.numbers_of(torch.arange(1, (2**exponent_bits - 1) << fraction_bits), exponent_bits, fraction_bits)
+    squared = float(positive[positive * positive > unit / 2][0])  # a tie goes to zero, which is even
     return {
         "largest": oracle.largest(exponent_bits, fraction_bits),
         "infinite_from": oracle.infinite_from(exponent_bits, fraction_bits),

@@ -18,6 +18,7 @@ HINTS = {
     "far": "Which two numbers of bfloat16 enclose the value, and is yours one of them?",
     "nearest": "All copies of a value came out alike. Where does chance come in?",
     "one-draw": "Your rounding is random, and yet all copies of a value go the same way. How many draws did you make?",
+    "again": "Two calls with the same values gave the same result, number for number. Where does chance come in?",
     "biased": "Average many roundings of one value. Where should it converge, and where does yours?",
     "negative": "Positive values are right on average. Which way does your rounding push a negative one?",
     "exact": "A number of bfloat16 has nothing to round. How can chance move it?",
@@ -48,7 +49,8 @@ def _probe(candidate: Any, case: Case) -> Observation:
     values = case.tensors["values"]
     if EXACT not in case.covers:
         values = values.repeat(COPIES)
-    return Observation({}, {"rounded": as_numbers(call(candidate, values), len(values), "round_stochastically")})
+    first, second = (as_numbers(call(candidate, values), len(values), "round_stochastically") for _ in range(2))
+    return Observation({"again": bool(torch.equal(first.nan_to_num(), second.nan_to_num()))}, {"rounded": first})
 
 
 @one_thread()
@@ -81,14 +83,15 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
     off = (up.double().mean(0) - share) / sigma
     worst = int(off.abs().argmax())
     observed = f"{float(values[worst]):.7g}: {float(up.double().mean(0)[worst]):.3f} of {COPIES} roundings go away from zero"
-    passed = bool(off.abs().max() <= SIGMAS) and near.passed
+    passed = bool(off.abs().max() <= SIGMAS) and near.passed and not seen.values["again"]
     hint = None
     if not passed:
         alike = bool((table == table[0]).all())
         nearest = bool((rounded == values.float().bfloat16().double().repeat(COPIES)).all())
         halves = bool(off[sign > 0].abs().max() <= SIGMAS)
-        hint = "nearest" if nearest else "one-draw" if alike else "negative" if halves else "biased"
+        hint = "nearest" if nearest else "one-draw" if alike else "again" if seen.values["again"] else "negative" if halves else "biased"
     expected = f"a share of {float(share[worst]):.3f}" if passed else "the share at which the average is the value"
+    observed += ", in a second call the same ones" * seen.values["again"]
     return [near, Finding(AVERAGE, passed, expected, observed + f", {abs(float(off[worst])):.1f} sigma" * math.isfinite(off[worst]), hint)]
 
 

@@ -537,7 +537,7 @@ for scale in (1000, 1024):
 # practice is the high end, with some room: a scale at which nothing is infinite.
 
 # %%
-scales = [2.0**k for k in range(25)]
+scales = [2.0**k for k in range(0, 25, 2)]
 curves = {}
 for kind in GRADIENTS:
     curves[kind] = (scales, [100 * underflow_fraction(seen[STEPS][kind], *FORMATS["fp16"], scale) for scale in scales])
@@ -705,7 +705,7 @@ def round_stochastically(values):
 
     values : (n,) float32 tensor, none of them subnormal
     Returns a (n,) float32 tensor of numbers that bfloat16 has. Each value becomes one of its two neighbours,
-    with chances that make the average the value; each element has its own draw. Numbers of bfloat16
+    with chances that make the average the value; each element of each call has its own draw. Numbers of bfloat16
     (zeros, too), infinities and nans stay as they are. Draw with torch, numpy or random. About 5 lines.
     """
     ### BEGIN SOLUTION

@@ -13,7 +13,7 @@ from labkit.checks import _number_formats_oracle as oracle
 from labkit.checks import _number_formats_sums as sums
 from labkit.checks import get_check
 from labkit.checks._core import WrongResult
-from labkit.checks._number_formats_limits import limits_of
+from labkit.checks._number_formats_limits import ROOM, limits_of
 from labkit.checks._number_formats_results import as_number, as_numbers, as_patterns
 from labkit.checks._number_formats_values import KINDS, values_of
 from labkit.checks._number_formats_window import window_of
@@ -124,6 +124,13 @@ def test_exact_values_of_fp16() -> None:
     squared = torch.tensor(found["smallest_squared"]).half()
     below = torch.nextafter(squared, torch.tensor(0.0).half())
     assert squared * squared > 0 and below * below == 0
+
+
+def test_limits_are_those_that_a_search_finds() -> None:
+    from tests.labs.alternatives.number_formats import limits_search
+
+    for bits in [(e, m) for e, (low, high) in ROOM.items() for m in range(low, high + 1, 3)]:
+        assert limits_of(*bits) == limits_search(*bits), bits
 
 
 @pytest.mark.parametrize(

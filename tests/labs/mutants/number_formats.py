@@ -762,6 +762,14 @@ def rounds_to_nearest(values):
     return values.bfloat16().float()
 
 
+@wrong("a pattern and no chance", check=CHANCE, criterion=AVERAGE, hint="again")
+def dithers(values):
+    word = values.view(torch.int32)
+    spread = (torch.arange(len(values)) * 40503) % 2**16
+    moved = (word + spread.to(torch.int32)) & ~0xFFFF
+    return torch.where(torch.isfinite(values), moved.view(torch.float32), values)
+
+
 @wrong("cuts", check=CHANCE, criterion=AVERAGE, hint="one-draw")
 def cuts(values):
     return (values.view(torch.int32) & ~0xFFFF).view(torch.float32)
