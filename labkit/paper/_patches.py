@@ -102,14 +102,13 @@ def _for_real(plain: Callable) -> Callable:
 
 
 def _tolist(tensor: FakeTensor) -> object:
-    return tensor.item() if tensor.dim() == 0 else _known(tensor, "tolist()").tolist()
+    if tensor.dim() == 0:
+        return tensor.item()
+    raise PaperScaleError(_NUMBERS.format("tolist()"))
 
 
-def _numpy(tensor: FakeTensor, *, force: bool = False) -> object:
-    return _known(tensor, "numpy()").numpy(force=force)
+def _numpy(tensor: FakeTensor, *, force: bool = False) -> None:
+    raise PaperScaleError(_NUMBERS.format("numpy()"))
 
 
-def _known(tensor: FakeTensor, what: str) -> torch.Tensor:
-    if tensor.constant is None:
-        raise PaperScaleError(f"{what} needs real numbers; at paper scale tensors have only sizes")
-    return tensor.constant
+_NUMBERS = "{} needs real numbers; at paper scale tensors have only sizes"

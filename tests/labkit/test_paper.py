@@ -199,6 +199,9 @@ def test_a_number_that_is_known_is_told():
         scale = torch.tensor(65536.0)
         assert scale.item() == 65536.0 and (scale / 2).item() == 32768.0 and scale.numpy() == 65536.0
         assert scale > 1 and not torch.tensor(False)
+        assert [part.tolist() for part in torch.arange(5).tensor_split(2)] == [[0, 1, 2], [3, 4]]
+        assert torch.linspace(0, 9, 4).round().int().tolist() == [0, 3, 6, 9] and torch.tensor([3, 4]).sum().item() == 7
+        assert nn.Embedding(8, 4)(torch.arange(3)).shape == (3, 4) and torch.arange(10**12).numel() == 10**12
 
 
 def _accumulated(grads):
