@@ -660,7 +660,7 @@ except PaperScaleError as error:
 # %%
 try:
     with paper_scale():
-        for name, segments in {"sqrt(n)": 18, "best_segments": best_segments([(border, inside)] * len(deep))}.items():
+        for name, segments in {"sqrt(n)": 18, "best_segments": round(best_segments([(border, inside)] * len(deep)))}.items():
             for layer in deep:
                 layer.zero_grad()
             deep_peak = record(lambda layers, x: checkpoint_sequential(layers, x, segments), deep, images).peak_bytes
