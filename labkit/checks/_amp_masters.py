@@ -107,7 +107,8 @@ def _probe(candidate: Any, case: Case) -> Observation:
         start = {name: parameter.detach().clone() for name, parameter in model.trained().items()}
         for step in range(values["steps"]):
             for name, grad in gradients(start, values, step).items():
-                model.get_parameter(name).grad = grad
+                parameter = model.get_parameter(name)
+                parameter.grad = grad.to(parameter.dtype)
             training.step(*([values["scale"]] if "scale" in values else []))
             model.zero_grad()
             trail.append(float(model.up.weight.detach()[0, 0]))

@@ -108,11 +108,8 @@ def _picture(case: Case, seen: Observation) -> "Figure | None":
     from labkit.figures import lines
 
     scales = [row["scale"] for row in seen.values["rows"]]
-    overflows = [number for number, line in enumerate(case.values["script"]) if "poison" in line]
-    at = {f"{case.values['script'][number]['poison']}": number for number in overflows[:3]}
+    at = {f"{line['poison']} in {number}": number for number, line in enumerate(case.values["script"]) if "poison" in line}
     series = {"your scale before each step": (range(len(scales)), scales)}
-    if overflows:
-        series["overflow in this step"] = (overflows, [scales[number] for number in overflows])
     drawn = lines(series, title=f"Your scale: {case.name}", x="step", y="scale", log="y", marks=at)
     drawn.set_label(drawn.alt)
     return drawn
@@ -130,8 +127,8 @@ register(Check(
     "amp.scaler",
     criteria=(
         Criterion("gradients", "numbers", 1, "recomputed"),
-        Criterion("scale trace", "technique", 1.25, "recomputed"),
         Criterion("skipped steps", "technique", 0.75, "recomputed"),
+        Criterion("scale trace", "technique", 1.25, "recomputed"),
         Criterion("unscaled once", "cost", 0.5, "recomputed"),
         Criterion("tested before clipping", "cost", 0.5, "recomputed"),
         Criterion("limits", "cost", 0.25, "recomputed"),

@@ -148,7 +148,7 @@ def _judge_schedule(values: dict[str, Any], seen: Observation, taken: Sequence[b
         if abs(row["lr"] - rate) > 1e-9:
             told = f"rate {row['lr']:.4g} after step {number + 1}, expected {rate:.4g}"
             return Finding("schedule", False, text, told, "schedule")
-    return Finding("schedule", True, text, text)
+    return Finding("schedule", True, text, "yes")
 
 
 def _judge_device(values: dict[str, Any], seen: Observation) -> Finding:

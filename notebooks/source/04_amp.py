@@ -20,7 +20,7 @@
 # 1. A float has a sign, an exponent (its **range**) and a fraction (its **precision**).
 # 2. **fp16** has 5 exponent bits and 10 of fraction: it ends at 65504, and what lies below 3e-8 **underflows** to 0.
 # 3. **bf16** has 8 and 7: the range of fp32, but only about 1 in 256 of precision. `1 + 1/512` is 1.
-# 4. Beyond the end there is `inf`; `inf - inf` and `0 * inf` are `nan`, and a nan never leaves again.
+# 4. Beyond the end there is `inf`; `inf - inf` and `0 * inf` are `nan`, and a nan stays.
 # 5. Multiply the **loss** by a scale, and every gradient is multiplied by it: small ones come up out of underflow, large ones come
 #    nearer to `inf`. Divide before the optimizer looks.
 
@@ -746,7 +746,8 @@ stacked_bars(bars, title="One step, before and after", y="MiB", limits={"half of
 
 # %% [markdown]
 # So "mixed precision halves memory" needs a word more. The **states**, what is there for every parameter whatever the batch (weights +
-# gradients + Adam), take the same bytes in all three: of the 6 for weights, 4 are masters. Only activations shrink: to a half where
+# gradients + Adam), take the same bytes in all three: of the 6 for weights, 4 are masters. (And while masters step, their fp32
+# gradients are there too, 4 more for a moment: the low bump at the end of the picture.) Only activations shrink: to a half where
 # everything is 16-bit, to what you measured under autocast, which keeps in fp32 what it does not trust to 16 bits (0.57 to 0.60 on
 # other models). The lecture describes the first kind, `torch.autocast` is the second.
 #
