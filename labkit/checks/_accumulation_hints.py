@@ -12,7 +12,7 @@ HINTS = {
     "unequal": "Some micro-batches weigh more than others in this step. Which number does each one's gradient meet on its way?",
     "only-last": "Which micro-batches contributed to this step, and what became of the gradients of the others?",
     "missing": "Some micro-batches of this window never reached the optimizer. Which ones, and what became of their gradients?",
-    "boundary": "Write the list for 7 micro-batches in windows of 4: after which of them should the optimizer step, and after which does yours?",
+    "boundary": "Take 7 micro-batches in windows of 4. After which of them should the optimizer step, and after which does yours?",
     "every": "Is the sum of small steps one big step, when the optimizer has momentum?",
     "empty-step": "List the order of the calls from backward to step. What is in `.grad` when the optimizer looks?",
     "stale": "What is in `.grad` at the moment this window begins?",
@@ -79,6 +79,4 @@ def on_error(error: dict[str, Any]) -> str | None:
         return "again"
     if "No inf checks were recorded" in message:
         return "empty-step"
-    if error["type"] in ("OutOfMemoryError", "RecursionError"):
-        return "not-caught" if error["type"] == "OutOfMemoryError" else None
-    return None
+    return "not-caught" if error["type"] == "OutOfMemoryError" else None

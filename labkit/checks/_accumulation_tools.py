@@ -55,10 +55,22 @@ class Trace:
         """Note the gradients whenever `optimizer` steps."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
-        def at_step(stepping: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def note(stepping: torch.optim.Optimizer) -> None:
             self.events.append("step")
             self.gradients.append(flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]))
             self.rates.append(float(stepping.param_groups[0]["lr"]))
+
+        def at_step(stepping: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+            if closure is None:
+                return note(stepping)
+
+            def noted() -> Any:  # the closure may be what makes the gradients
+                result = closure()
+                note(stepping)
+                return result
+
+            return args[:1], {**kwargs, "closure": noted}
 
         optimizer.register_step_pre_hook(at_step)
 

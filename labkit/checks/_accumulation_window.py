@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WIDE = (24, 24, 24, 24, 24)
 UNIT_ROWS = 24 * 4  # bytes of one activation, per row
-SIZES, PIECES = (96, 192), (2, 8)
+SIZES, PIECES = (192, 384), (2, 8)
 
 
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
@@ -225,7 +225,7 @@ def _judge_memory(seed: int, seen: Observation) -> Finding:
         own, _, _ = one_peak(reference, seed, rows, PIECES[0])
         wanted = f"peak of {PIECES[1]} pieces at most one activation over that of {PIECES[0]}"
         observed = f"{rows} rows each: {human_bytes(few['peak'])} for {PIECES[0]} pieces, {human_bytes(many['peak'])} for {PIECES[1]}"
-        if many["peak"] - few["peak"] > unit or many["peak"] > 1.5 * own:
+        if many["peak"] - few["peak"] > unit or many["peak"] > own + unit:  # a second set of gradients is a third of that
             hint = "graphs" if many["graphs"] > 1 else "joined" if many["forward"] < PIECES[1] else "kept"
             detail = f"Alive at the peak: {seen.recordings['yours'].alive_summary('peak')}. In order: {many['told']}"
             return Finding(name, False, wanted, observed, hint, detail)

@@ -655,8 +655,8 @@ losses = first + [loss for _ in range(3) for loss in
                   train_epoch_amp(model, half_text, optimizer, loss_fn, 4, scheduler, scaler, max_norm=1.0)]
 updates = round(math.log(scheduler.get_last_lr()[0] / 0.1, 0.9))
 print(f"{len(losses)} windows, {updates} updates; loss {losses[0]:.2f} in the first, {losses[-1]:.2f} in the last")
-lines({"scale": (range(len(losses) + 1), [2.0**21, *scaler.scales])},
-      title="The loss scale, window after window", x="windows done", y="scale", log="y")
+lines({"log2 of the scale": (range(len(losses) + 1), [21, *map(math.log2, scaler.scales)])},
+      title="The loss scale, window after window", x="windows done", y="log2 of the scale")
 
 # %% [markdown]
 # ## What it buys, and what not

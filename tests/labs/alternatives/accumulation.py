@@ -151,7 +151,7 @@ def clears_first(model, micro_batches, optimizer, loss_fn):
     for micro_batch in micro_batches:
         loss = loss_fn(model, micro_batch)
         (loss * (1 / len(micro_batches))).backward()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     optimizer.step()
     return sum(losses) / len(losses)
 
@@ -261,6 +261,21 @@ def by_helper(model, micro_batches, optimizer, loss_fn):
     optimizer.step()
     optimizer.zero_grad()
     return mean
+
+
+@right("everything in a closure of the optimizer", check=WINDOW)
+def by_closure(model, micro_batches, optimizer, loss_fn):
+    def closure():
+        optimizer.zero_grad()
+        losses = [backward_of(loss_fn(model, m), len(micro_batches)) for m in micro_batches]
+        return sum(losses) / len(losses)
+
+    return optimizer.step(closure)
+
+
+def backward_of(loss, count):
+    (loss / count).backward()
+    return loss.item()
 
 
 # -- 5.3 --

@@ -214,7 +214,7 @@ def windowed(*flaws):
             if "logged only" in flaws:
                 divided = loss
                 shown = shown / count * count
-            divided.backward(retain_graph="leaks" in flaws or "double" in flaws)
+            divided.backward(retain_graph=bool({"leaks", "double", "retains"} & set(flaws)))
             if "double" in flaws:
                 divided.backward()
             if "leaks" in flaws:
@@ -324,9 +324,10 @@ for name, flaws, criterion, hint in [
     ("no step", ["no step"], "gradient", "no-step"),
     ("two steps", ["two steps"], "gradient", "many-steps"),
     ("backward twice", ["double"], "gradient", "scale"),
-    ("each forward twice, both with a graph", ["extra forward"], "each piece once", "again"),
+    ("each forward twice, both with a graph", ["extra forward"], "one graph at a time", "graphs"),
     ("each forward twice", ["extra look"], "each piece once", "again"),
     ("graphs kept in a list", ["leaks"], "one graph at a time", "kept"),
+    ("retain_graph=True: the last graph stays for the next forward", ["retains"], "one graph at a time", "kept"),
     ("gradients kept in a list", ["keeps gradients"], "one graph at a time", "kept"),
     ("returns nothing", ["no return"], "loss", "loss-returned"),
     ("returns a list", ["list"], "loss", "loss-returned"),
@@ -474,11 +475,11 @@ for name, answer, criterion, hint in [
 # -- 5.4 --
 
 
-def by_weights(weigh, skip=True, logged=None, tail=()):
+def by_weights(weigh, skip=True, logged=None, tail=(), count=lambda targets: int((targets != -100).sum())):
     """Micro-batch i's loss times weigh(counts, sizes, i)."""
 
     def accumulate_tokens(model, micro_batches, optimizer, loss_fn):
-        counts = [int((targets != -100).sum()) for _, targets in micro_batches]
+        counts = [count(targets) for _, targets in micro_batches]
         sizes = [targets.numel() for _, targets in micro_batches]
         total = 0.0
         for i, micro_batch in enumerate(micro_batches):
@@ -533,6 +534,7 @@ for name, answer, criterion, hint in [
     ("ACC-02 divided twice", by_weights(lambda c, s, i: c[i] / sum(c) / len(c)), "equal counts", "twice"),
     ("counts the ignored ones", by_weights(lambda c, s, i: s[i] / sum(s)), "unequal counts", "means"),
     ("divides by all targets, ignored ones too", by_weights(lambda c, s, i: c[i] / sum(s)), "equal counts", "ignored"),
+    ("token 0 not counted", by_weights(lambda c, s, i: c[i] / sum(c), count=lambda t: int((t > 0).sum())), "equal counts", "unequal"),
     ("weights upside down", by_weights(lambda c, s, i: (1 / c[i]) / sum(1 / n for n in c if n)), "unequal counts", "unequal"),
     ("running count for the total", by_weights(lambda c, s, i: c[i] / sum(c[: i + 1])), "equal counts", "unequal"),
     ("ACC-20 only the returned value is weighed", by_weights(lambda c, s, i: 1.0, logged=share), "equal counts", "only-logged"),
@@ -608,6 +610,10 @@ def amp_epoch(*flaws):
                 else:
                     clip(model, max_norm)
             before = scaler.get_scale()
+            if "update first" in flaws:
+                scaler.update()
+            if "zero before step" in flaws:
+                optimizer.zero_grad()
             if "own step" in flaws:
                 optimizer.step()
             elif "no scale" in flaws:
@@ -616,7 +622,7 @@ def amp_epoch(*flaws):
                 scaler.step(optimizer)
             if "clip late" in flaws:
                 clip(model, max_norm)
-            if not {"update inside", "no update", "no scale"} & set(flaws):
+            if not {"update inside", "no update", "no scale", "update first"} & set(flaws):
                 scaler.update()
             if "update twice" in flaws:
                 scaler.update(scaler.get_scale() / 2)
@@ -671,6 +677,8 @@ for name, flaws, criterion, hint in [
     ("ACC-17 update between micro-batches", ["update inside"], "runs", "unscale-once"),
     ("ACC-17 another scale for each micro-batch", ["scale inside"], "weights", "scale-window"),
     ("AMP-04 never updates", ["no update"], "runs", "unscale-once"),
+    ("AMP-05 updates before the step", ["update first"], "runs", "unscale-once"),
+    ("zero_grad before the step", ["zero before step"], "weights", "empty-step"),
     ("updates twice", ["update twice"], "scale", "scale-trace"),
     ("AMP-13 scaled loss returned", ["scaled loss"], "losses", "loss-scaled"),
     ("AMP-19 scheduler moves on skipped steps", ["always schedule"], "schedule", "schedule-skipped"),
