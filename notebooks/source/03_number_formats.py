@@ -93,12 +93,14 @@ def train(first, last):
         optimizer.step()
         losses.append(loss)
         if step in (1, 10, STEPS):
-            seen[step] = {kind: values.clone() for kind, values in numbers.items()}
+            seen[step] = numbers  # copies: joining the parts has made new tensors
+        del numbers
 
 
 with live_memory(model, optimizer, title="Three training steps in fp32") as live:
-    with live.phase("train"):
-        train(1, 3)
+    for step in (1, 2, 3):
+        with live.phase(f"step {step}"):
+            train(step, step)
 train(4, STEPS)
 print(f"loss {losses[0]:.2f} at step 1, {losses[-1]:.2f} at step {STEPS}")
 
@@ -134,7 +136,8 @@ value_histogram(seen[STEPS], fp16, title=f"Step {STEPS}: sizes of numbers, and w
 # - `E` = 2^e - 1: `F` = 0 is **infinity**, anything else **nan** ("not a number").
 #
 # This layout is IEEE 754's. fp16 is (e, m) = (5, 10), bf16 is (8, 7).
-#
+
+# %% [markdown]
 # **Predict first.** Of fp16's 65,536 patterns, how many are nan?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-nan", "locked": false, "schema_version": 3, "solution": true, "task": false}
