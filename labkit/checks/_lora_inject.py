@@ -120,11 +120,13 @@ def _edges(candidate: Any, values: dict[str, Any]) -> Observation:
     arguments = values["rank"], values["alpha"], tuple(values["targets"])
     candidate(net, *arguments)
     randomise(net, values["seed"])
-    first, before = net.eval()(x).detach().clone(), [name for name, _ in trainable(net)]
+    first, before = net.eval()(x).detach().clone(), [(name, p.detach().clone()) for name, p in trainable(net)]
     refuses(candidate, net, *arguments)  # a refusal is as good as leaving things as they are
-    second, after = net.eval()(x).detach().clone(), [name for name, _ in trainable(net)]
+    second, after = net.eval()(x).detach().clone(), [(name, p.detach()) for name, p in trainable(net)]
+    same = len(before) == len(after) and all(a == b and torch.equal(p, q) for (a, p), (b, q) in zip(before, after, strict=True))
     raised = refuses(candidate, make_net(values["seed"])[0], values["rank"], values["alpha"], ("projection",))
-    return Observation({"before": before, "after": after, "raised": raised}, {"first": first, "second": second})
+    told = {"before": len(before), "after": len(after), "same": same, "raised": raised}
+    return Observation(told, {"first": first, "second": second})
 
 
 def refuses(function: Any, *arguments: Any) -> str | None:
@@ -184,8 +186,8 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
 
 def _judge_edges(told: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Finding:
     name, wanted = "edge cases", "called twice as called once; ValueError where no layer has the name"
-    if told["before"] != told["after"]:
-        observed = f"{len(told['before'])} trainable tensors before a second call, {len(told['after'])} after"
+    if not told["same"]:
+        observed = f"{told['before']} trainable tensors before a second call, {told['after']} after, not the same ones"
         return Finding(name, False, wanted, observed, "again")
     if not close(tensors["second"], tensors["first"], 1e-6):
         return Finding(name, False, wanted, "another output after a second call", "again")

@@ -23,7 +23,8 @@ from tests.labs.solutions import solution
 
 FILE = Path(labkit.data.__file__).parent / "lora_sweep.json"
 RANKS = (1, 2, 4, 8, 16, 32, 64)
-RATES = {"full": (3e-4, 1e-3, 3e-3), "lora": (3e-3, 1e-2, 3e-2, 1e-1)}
+LADDER = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+TRIED = {"full": (0, 3), "lora": (2, 6)}  # rungs tried at first
 STEPS, BATCH, SEQ, SEEDS = 150, 4, 128, 3
 
 
@@ -53,7 +54,11 @@ def main() -> None:
     before["docs"] = validation_loss(base, python_docs()[1], 64)
     todo = [(kind, rank) for kind in KINDS for rank in (*RANKS, None)]
     for done, (kind, rank) in enumerate(todo, start=1):
-        tried = [run(base, kind, rank, rate, 0) for rate in RATES["lora" if rank else "full"]]
+        first, end = TRIED["lora" if rank else "full"]
+        tried = [run(base, kind, rank, rate, 0) for rate in LADDER[first:end]]
+        while min(tried, key=lambda row: row["new_loss"]) is tried[-1] and end < len(LADDER):  # the best is to be inside
+            tried.append(run(base, kind, rank, LADDER[end], 0))
+            end += 1
         best = min(tried, key=lambda row: row["new_loss"])["rate"]
         rows += tried + [run(base, kind, rank, best, seed) for seed in range(1, SEEDS)]
         minutes = (time.perf_counter() - started) / 60
@@ -63,7 +68,6 @@ def main() -> None:
         told = {
             "torch": torch.__version__,
             "machine": machine,
-            "minutes": round(minutes, 1),
             "setting": setting,
             "before": before,
             "rows": rows,

@@ -720,7 +720,7 @@ for name, save_flaws, load_flaws, criterion, hint in [
     ("scale folded into B, and alpha too", ["scale in B"], [], "loaded onto a fresh base", "loaded"),
     ("no peft_type", ["no type"], [], "configuration", "config"),
     ("targets that are not the model's", ["fixed targets"], ["own targets"], "configuration", "config"),
-    ("targets by habit", [], ["own targets", "lenient"], "others' files", "other-file"),
+    ("targets by habit", [], ["own targets", "lenient"], "others' files", "same-as-base"),
     ("saved in 16 bit", ["half"], [], "loaded onto a fresh base", "rounded"),
     ("an adapter's own name in the keys", ["default names"], ["lenient"], "loaded onto a fresh base", "same-as-base"),
     ("no .weight at the end", ["no weight"], ["lenient"], "loaded onto a fresh base", "same-as-base"),
