@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import torch
@@ -71,12 +72,17 @@ def _ask(candidate: Any, model: GPT, optimizer: torch.optim.Optimizer) -> dict[s
     return {name: number(answer[name], f"live_states, {name!r}") for name in STATES}
 
 
+@cache
+def _counts(config: GPTConfig, frozen: bool) -> tuple[list[int], list[int]]:
+    """Entries of every parameter, and of those that are trained."""
+    model, _ = _setup({"config": vars(config), "dtype": "float32", "frozen": frozen, "optimizer": "SGD"})
+    both = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return [count for count, _ in both], [count for count, trained in both if trained]
+
+
 def live_truth(row: Mapping[str, Any], moment: str) -> dict[str, tuple[int, int]]:
     """Category -> (bytes without step counters, bytes with them) at one moment of a first training step."""
-    model, _ = _setup(row)
-    size = DTYPES[row["dtype"]].itemsize
-    everything = [parameter.numel() for parameter in model.parameters()]
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    size, (everything, trained) = DTYPES[row["dtype"]].itemsize, _counts(config_of(row["config"]), row["frozen"])
     _, arrays, counts, lazy = OPTIMIZERS[row["optimizer"]]
     gradients = size * sum(trained) if moment in ("after backward", "after the first step") else 0
     made = moment in ("after the first step", "after zero_grad") or not lazy
@@ -89,7 +95,6 @@ def live_truth(row: Mapping[str, Any], moment: str) -> dict[str, tuple[int, int]
 
 
 def _live_hint(category: str, row: Mapping[str, Any], moment: str, got: float, right: int) -> str:
-    model, _ = _setup(row)
     size = DTYPES[row["dtype"]].itemsize
     if category == "optimizer state" and right == 0:
         return "lazy"
