@@ -128,7 +128,7 @@ def _judge_weights(values: dict[str, Any], seen: Observation) -> tuple[Finding |
         for window in chosen:
             number = windows.index(window)
             if number >= len(steps):
-                fault = Fault(f"{len(steps)} steps for {len(windows)} windows", "flush" if name == "last window" else "no-step")
+                fault = Fault(f"steps: {len(steps)} for {len(windows)} windows", "flush" if name == "last window" else "no-step")
             else:
                 fault = fault_of(steps[number], window, k)
                 if fault and len(steps) >= values["count"] > len(windows):
@@ -149,7 +149,7 @@ def _judge_epochs(values: dict[str, Any], seen: Observation) -> list[Finding]:
     for epoch, steps in enumerate(steps_of(seen)):
         if len(steps) != len(windows):
             hint = "flush" if len(steps) < len(windows) else "many-steps"
-            return [Finding(name, False, wanted, f"epoch {epoch + 1}: {len(steps)} steps", hint)]
+            return [Finding(name, False, wanted, f"epoch {epoch + 1}: steps of the optimizer: {len(steps)}", hint)]
         for number, (weights, window) in enumerate(zip(steps, windows, strict=True)):
             fault = fault_of(weights, window, k)
             if fault:
@@ -166,7 +166,7 @@ def judge_schedule(values: dict[str, Any], seen: Observation, per_epoch: int, sk
     final = seen.values["rows"][-1]["rate"]
     expected = [tools.RATE * tools.DECAY**number for number in range(updates + 1)]
     taken = round(_log(final / tools.RATE), 6) + 0.0  # no negative zero
-    observed = f"{taken:g} steps of the schedule for {len(rates)} updates"
+    observed = f"steps of the schedule: {taken:g}, of the optimizer: {len(rates)}"
     if taken != updates:
         hint = "schedule-never" if taken == 0 else "schedule-skipped" if skipped and taken > updates else "schedule-often"
         return Finding(name, False, wanted, observed, hint if taken >= 0 else "rate")

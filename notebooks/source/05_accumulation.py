@@ -114,7 +114,8 @@ except torch.OutOfMemoryError as error:
 #
 # A failed trial must leave nothing behind. An exception that you keep holds its traceback, the traceback holds the frames of the calls that
 # were running, and the frames hold their tensors. So does an `except` block, for as long as you are inside it.
-#
+
+# %% [markdown]
 # **Predict first.** The peak grows by the same bytes per sequence. How many of the 64 fit into half of it?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-largest", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -222,7 +223,8 @@ print(f"the lecture's question, 256 with at most 8 at a time: {accumulation_step
 #
 # Who divides? `loss_fn` gives the mean over *its* micro-batch and knows nothing of the others. The sum over the window is yours to
 # turn into a mean, once.
-#
+
+# %% [markdown]
 # **Predict first.** Four micro-batches of 16 instead of one batch of 64: what percentage of the baseline's peak remains?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-peak", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -476,7 +478,8 @@ step_weights(
 # as one in the largest. Widely used trainers did this until somebody looked, in 2024.
 #
 # What must be equal is the weight of each *target*. What weight does the *mean* of a micro-batch deserve, then?
-#
+
+# %% [markdown]
 # **Predict first.** Three micro-batches with 6, 4 and 2 counted targets: with what weight does the first one's mean go into the sum?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-weight", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -556,7 +559,8 @@ print(f"by targets:    the update is off by {off(by_targets, right):.0e} (you pr
 # - once per window: unscale, clip, step, update, clear;
 # - if one micro-batch overflowed, the sum is infinite and the *whole window* is skipped;
 # - a skipped window is no update: the schedule stands still. (Some libraries move it all the same. Here it counts updates.)
-#
+
+# %% [markdown]
 # **Predict first.** 12 micro-batches in windows of 4: how often is each of `scale`, `unscale_`, `update` called in one epoch?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-calls", "locked": false, "schema_version": 3, "solution": true, "task": false}
