@@ -43,7 +43,7 @@ HINTS = {
     "no-gradients": "The optimizer stepped without gradients. Was a weight first cast to 16 bits while gradients were off?",
     "update": "The gradient that the optimizer saw is not the loss's. Which factor lies between the two, and where does it come from?",
     "summed": "What is in .grad right now, before this step's backward?",
-    "fp32-forward": "In which number format did the model compute? Look at the dtype of its first product.",
+    "fp32-forward": "Look at the dtype of the model's first product. What has to be on while the model runs, and was it?",
     "loss-outside": "loss_fn ran outside of autocast. What does autocast need to see?",
     "all-inside": "Autocast was still on in backward or in the optimizer's step. Where should its region end?",
     "norm": "The norm of the gradient that the optimizer saw is not what max_norm allows. In which units is max_norm expressed?",

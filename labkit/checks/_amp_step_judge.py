@@ -67,12 +67,9 @@ def _judge_numbers(values: dict[str, Any], seen: Observation, name: str) -> Find
         ratio = float(mine @ right / (right @ right))
         if not (mine - right).norm() <= RTOL * right.norm():
             told = f"step {number + 1}: gradient {ratio:.4g} times as large"
-            if number:
-                summed = flat(taken[number]) + flat(taken[number - 1])
-                hint = "summed" if (mine - summed).norm() < 0.5 * (mine - right).norm() else "update"
-            else:
-                hint = "update"
-            return Finding(name, False, text, told, hint if scaler or hint == "summed" else "scaled-anyway")
+            # Clipped, a sum has no ratio of its own; that the first step was right tells it.
+            hint = "update" if scaler else "summed" if number else "scaled-anyway"
+            return Finding(name, False, text, told, hint)
         if abs(row["loss"] - loss) > RTOL * abs(loss):
             scale = values["scales"][number] if scaler else 0.0
             hint = "loss-scaled" if scaler and abs(row["loss"] - loss * scale) <= RTOL * loss * scale else "loss"

@@ -14,7 +14,7 @@ from torch import nn
 
 from labkit.checks._amp_bench import Bench, play
 from labkit.checks._amp_scaler import random_script
-from labkit.checks._checkpointing_nets import one_thread
+from labkit.checks._threads import one_thread
 from labkit.data import batches, python_docs
 from labkit.gpt import GPT, GPTConfig, next_token_loss
 from labkit.recorder import Recorder

@@ -183,7 +183,7 @@ class FlawedScaler:
             by = self.shown
         if "not divided" not in flaws:
             for grad in grads:
-                grad.div_(by * by if "divides twice" in flaws else by)
+                grad.div_(by * by if "divides twice" in flaws else by * 1.3 if "a third more" in flaws else by)
         found = self.bad(grads)
         self.found = found if self.found is None or "sticky" not in flaws else self.found or found
         if "cleans" in flaws:
@@ -260,6 +260,7 @@ for name, flaws, criterion, hint in [
     ("the state is alive", ["live state"], "saved and restored", "alive-state"),
     ("never divides", ["not divided"], "gradients", "not-divided"),
     ("divides twice", ["divides twice"], "gradients", "twice"),
+    ("divides by a third more", ["a third more"], "gradients", "gradients"),
     ("scales twice", ["scales twice"], "gradients", "not-divided"),
     ("first group only", ["first group"], "gradients", "alike"),
     ("tests the first group only", ["tests one group"], "skipped steps", "not-skipped"),
@@ -403,11 +404,12 @@ def flawed_step(*flaws):
                     p.grad.nan_to_num_(0.0, 0.0, 0.0)
             optimizer.step()
         if use and "never updates" not in flaws and not ("updates if stepped" in flaws and not stepped):
-            if "update first" not in flaws:
+            for _ in range(0 if "update first" in flaws else 2 if "updates twice" in flaws else 1):
                 scaler.update()
         if scheduler is not None and (stepped or not use or "always schedules" in flaws) and "never schedules" not in flaws:
             scheduler.step()
-        if "never clears" not in flaws and (stepped or not use or "clears if stepped" not in flaws):
+        keeps = "never clears" in flaws or ("clears with a scaler" in flaws and not use) or ("clears if stepped" in flaws and use and not stepped)
+        if not keeps:
             optimizer.zero_grad()
         if "returns nothing" in flaws:
             return None
@@ -440,6 +442,8 @@ for name, flaws, criterion, hint in [
     ("the optimizer steps whatever the scaler found", ["steps itself"], "overflow", "moved"),
     ("never updates the scaler", ["never updates"], "runs", "twice"),
     ("updates the scaler only if stepped", ["updates if stepped"], "runs", "twice"),
+    ("updates the scaler twice", ["updates twice"], "overflow", "no-update"),
+    ("clears only with a scaler", ["clears with a scaler"], "without a scaler", "summed"),
     ("never clips", ["never clips"], "clipping", "norm"),
     ("clips each tensor", ["per tensor"], "clipping", "per-tensor"),
     ("clips values", ["values"], "clipping", "per-tensor"),
