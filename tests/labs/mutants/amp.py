@@ -408,8 +408,8 @@ def flawed_step(*flaws):
                 scaler.update()
         if scheduler is not None and (stepped or not use or "always schedules" in flaws) and "never schedules" not in flaws:
             scheduler.step()
-        keeps = "never clears" in flaws or ("clears with a scaler" in flaws and not use) or ("clears if stepped" in flaws and use and not stepped)
-        if not keeps:
+        keeps = "never clears" in flaws or ("clears with a scaler" in flaws and not use)
+        if not keeps and (stepped or not use or "clears if stepped" not in flaws):
             optimizer.zero_grad()
         if "returns nothing" in flaws:
             return None
