@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import WrongResult
+from labkit.checks._threads import one_thread
 from labkit.gpt import GPT, GPTConfig, next_token_loss
 from labkit.recorder import Recorder, Recording
 

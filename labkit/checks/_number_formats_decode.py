@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from labkit.checks import _number_formats_oracle as oracle
-from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._number_formats_results import as_numbers, call
+from labkit.checks._threads import one_thread
 
 NORMAL, SMALL, TOP = "normal numbers", "zero and subnormal numbers", "infinity and nan"
 HINTS = {

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from labkit.checks import _number_formats_oracle as oracle
-from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._number_formats_decode import FP16, draw_format, name_of
 from labkit.checks._number_formats_results import as_patterns, call
 from labkit.checks._number_formats_values import EXACT, KINDS, LARGE, NEAREST, SMALL, SPECIAL, TIES, all_midpoints, values_of
+from labkit.checks._threads import one_thread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from labkit.checks import _number_formats_oracle as oracle
-from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, register
 from labkit.checks._number_formats_decode import draw_format, name_of
 from labkit.checks._number_formats_results import as_number
+from labkit.checks._threads import one_thread
 
 GROUPS = {
     "how large": ("largest", "infinite_from", "nan_from"),

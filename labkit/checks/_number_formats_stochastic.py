@@ -7,9 +7,9 @@ from typing import Any
 import numpy
 import torch
 
-from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._number_formats_results import as_numbers, call
+from labkit.checks._threads import one_thread
 
 NEIGHBOURS, AVERAGE, EXACT = "one of the two neighbours", "right on average", "exact numbers, infinity and nan"
 COPIES, SIGMAS = 4000, 6.0

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, register
 from labkit.checks._number_formats_results import as_number
+from labkit.checks._threads import one_thread
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 BITS = {"float16": 10, "bfloat16": 7}

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from labkit.checks import _number_formats_oracle as oracle
-from labkit.checks._checkpointing_nets import one_thread
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._number_formats_decode import name_of
 from labkit.checks._number_formats_results import as_number, call
+from labkit.checks._threads import one_thread
 
 
 def magnitudes(generator: torch.Generator, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks._checkpointing_nets import one_thread
+from labkit.checks._threads import one_thread
 from labkit.data import batches, python_docs
 from labkit.gpt import GPT, GPTConfig, next_token_loss
 from labkit.recorder import Recorder

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks._checkpointing_nets import one_thread
+from labkit.checks._threads import one_thread
 from labkit.data import batches, python_docs
 from labkit.data.pretrain import pretrained_gpt
 from labkit.gpt import next_token_loss

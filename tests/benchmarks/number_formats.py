@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from labkit.checks._checkpointing_nets import one_thread
+from labkit.checks._threads import one_thread
 from tests.labs.solutions import solution
 
 FORMATS = {"fp16": ((5, 10), torch.float16, torch.int16), "bf16": ((8, 7), torch.bfloat16, torch.int16),
