@@ -137,6 +137,8 @@ def _judge_base(told: dict[str, Any], tensors: dict[str, torch.Tensor], weight: 
             return Finding(name, False, wanted, f"the {key} has changed", "base-moves")
     if told["base trains"]:
         return Finding(name, False, wanted, f"{' and '.join(told['base trains'])} still require grad", "base-trains")
+    if not told["names"]:
+        return Finding(name, False, wanted, "nothing was trained", "nothing-trains")
     return Finding(name, True, wanted, "bit for bit")
 
 

@@ -93,12 +93,11 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
     deltas = {path: scale * b.float() @ a.float() for path, (a, b) in zip(paths, found, strict=True)}
     if dtype != torch.float32:
         return [_judge_rounding(values["dtype"], tensors, weights, deltas)]
-    return [
-        _judge_output(tensors, weights, deltas),
-        _judge_work(told["flops"], tensors, paths),
-        _judge_again(tensors),
-        _judge_restored(told, tensors, weights, deltas),
-    ]
+    work = _judge_work(told["flops"], tensors, paths)
+    later = [_judge_again(tensors), _judge_restored(told, tensors, weights, deltas)]
+    if not work.passed:  # nothing has been merged: there is nothing to merge twice, or to undo
+        later = [Finding(one.criterion, False, one.expected, "nothing was merged", one.hint or "no-effect") for one in later]
+    return [_judge_output(tensors, weights, deltas), work, *later]
 
 
 def _judge_output(tensors: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], deltas: dict[str, torch.Tensor]) -> Finding:
