@@ -92,14 +92,14 @@ def _head(axes: Axes, title: str, names: Sequence[str]) -> None:
     """The title above a legend of as many rows as its names need."""
     columns = max(1, min(len(names), 80 // (4 + max(map(len, names), default=1))))
     axes.set_title(title, pad=10 + 14 * math.ceil(len(names) / columns))
-    quiet_legend(axes, ncols=columns)
+    quiet_legend(axes, ncols=columns, handlelength=2.2)  # long enough to tell dashes apart
 
 
 def _lines_across(axes: Axes, limits: Mapping[str, float]) -> None:
     for label, height in limits.items():
         axes.axhline(height, color=BASELINE, ls="--", lw=1.2)
         place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
-        axes.annotate(label, (1, height), (-2, 2), fontsize=8, color=INK, **place)
+        axes.annotate(label, (1, height), (-2, 3), fontsize=8, color=INK, bbox=_ON_WHITE, zorder=5, **place)
 
 
 def _curve_in_words(xs: Sequence[float], ys: Sequence[float]) -> str:
