@@ -237,7 +237,7 @@ register(Check(
         "copy": "The optimizer of this recipe works on gradients in 32 bit, backward writes 16 bit. How many arrays are that?",
         "too-many": "Read the recipe's sentence again. Does it mention that array?",
         "bits": "How many bytes is one number of 16 bits?",
-        "autocast": "Under autocast, 16-bit copies live while an operator runs. In which dtype are the arrays that stay?",
+        "autocast": "Under autocast, 16-bit copies come and go within a step. In which dtype are the arrays that stay?",
         "gradient-dtype": "Which dtype are this recipe's gradients kept in?",
         "weight-dtype": "Which dtype do forward and backward of this recipe compute with?",
         "state-dtype": "In which dtype does this recipe's optimizer keep what it remembers?",

@@ -17,8 +17,8 @@
 # You read, you **predict** a number, you write a function, you check it, you look at what it did.
 #
 # - A `Recorder` notes every piece of memory that PyTorch asks for and gives back. `live_memory` draws that while the cell runs.
-# - `check("name", your_function)` tries your function on fresh inputs in a process of its own: it cannot break your notebook. It shows
-#   what was expected and seen, and asks one question when something is off. Run it as often as you like.
+# - `check("name", your_function)` tries your function on fresh inputs in a process of its own. It shows what was expected and seen, and
+#   asks one question when something is off. Run it as often as you like.
 # - Under each exercise three hints are folded, from a nudge to the whole way.
 # - About a third of the points come from hidden cases, run when you hand in. A prediction costs nothing when it is wrong.
 
@@ -29,7 +29,7 @@
 # 2. Adam keeps a running mean of it, the **momentum**: `m = 0.9 m + 0.1 g`.
 # 3. And a running mean of its square, the **variance**: `v = 0.999 v + 0.001 g²`.
 # 4. The update divides one by the other: `w = w - rate · m / (√v + 1e-8)`, after a correction for their slow start.
-# 5. So for each parameter Adam remembers two more numbers, from step to step. That is its **state**.
+# 5. So for each parameter Adam remembers two more numbers, from step to step. That is its **state**, and AdamW's too.
 
 # %%
 from dataclasses import replace
@@ -132,7 +132,7 @@ lines(
 # Everything that stays is counted in parameters, so count them. The next cell lists a model's parameters by name. Find out which of the
 # sizes in a config each shape comes from.
 #
-# The **head** turns a vector of `width` numbers into one score per word. In GPT-2 it uses the embedding's own weight (*tied*); with
+# The **head** turns a vector of `width` numbers into one score per possible token. In GPT-2 it uses the embedding's own weight (*tied*); with
 # `tied=False` it has another one.
 #
 # **Predict first.** Of GPT-2's 1.56 billion parameters (48 layers, width 1,600), how many percent are in its 48 blocks?
@@ -201,15 +201,15 @@ stacked_bars(shares, title="Where the parameters are", y="percent of all paramet
 #
 # *difficulty 2 of 5 · importance 5 of 5 · 15 minutes · 4 points*
 #
-# A trained parameter is more than one number: weight, gradient, Adam's two. Each is an array with one entry per parameter; together they
-# are the **model states**. How many bytes an entry takes depends on the *recipe*:
+# Weight, gradient, Adam's two: each is an array with one entry per parameter; together they are the **model states**. How many bytes an
+# entry takes depends on the *recipe*:
 #
 # - **fp32**: everything in 32 bit.
-# - **autocast**: all arrays as in fp32; an operator that computes in 16 bit makes a copy of what it reads and drops it.
+# - **autocast**: all arrays as in fp32. 16-bit copies of what operators read come and go within the step; they are no states.
 # - **16-bit**: everything in 16 bit. (It trains badly: small updates round away.)
 # - **mixed**: weights and gradients in 16 bit; the optimizer works in 32 bit, on **master weights** of its own.
-# - **mixed, fp32 gradients**: the same, with gradients kept in 32 bit.
-# - **mixed, gradients twice**: *mixed*, and the optimizer makes a 32-bit copy of the gradients.
+# - **mixed, fp32 gradients**: *mixed*, but gradients in 32 bit.
+# - **mixed, gradients twice**: *mixed*, and the optimizer has a 32-bit copy of the gradients.
 
 # %% [markdown]
 # **Predict first.** 1.5 billion parameters in the *mixed* recipe: how many GB of model states? (1 GB is 10⁹ bytes here.)
@@ -226,7 +226,7 @@ def recipes():
 
     Returns a dict: recipe's name -> dict of array's name -> bytes of one entry. The arrays' names are
     "weights", "gradients", "fp32 gradients" (the copy), "master weights", "momentum", "variance"; an
-    array that a recipe has not is left out.
+    array that a recipe has not is left out, or 0.
     """
     ### BEGIN SOLUTION
     adam = {"momentum": 4, "variance": 4}
@@ -298,7 +298,8 @@ predicted_new_bytes = 0  # it is made in the first step
 def live_states(model, optimizer):
     """Bytes that a model and its optimizer hold at this moment.
 
-    model : nn.Module, parameters of any dtype, perhaps tied or frozen; optimizer : any of torch.optim
+    model : nn.Module, parameters of any dtype, perhaps tied or frozen; its buffers do not count
+    optimizer : of torch.optim, with tensors in its state: AdamW, SGD, Adagrad and others
     Returns a dict with the keys "parameters", "gradients" and "optimizer state". A tensor in memory counts
     once, however many names it has. The optimizer's step counters (4 bytes each) may count or not.
     About 6 lines.
@@ -394,8 +395,8 @@ check("memory.batch", input_bytes, grows_with_batch)
 # ### Activations
 #
 # An operator's gradient needs values from its forward: `y = x @ W` needs `x` to get the gradient of `W`. Autograd keeps them. The next
-# cell lists what one block leaves for backward, in units of `batch * seq * width` numbers. The whole model is: embeddings, blocks, last
-# norm, head, loss.
+# cell lists what a model of one block leaves for backward, in units of `batch * seq * width` numbers: embeddings, the block, last norm,
+# head, loss.
 #
 # For each line ask: which size is it, who will need it? A Linear's output is mostly the next operator's input: one tensor, counted once.
 # And the heads' matrix products copy query, key and value into another order; the originals go.
@@ -529,7 +530,7 @@ def estimate(config, batch, seq, recipe):
 
     recipe : one of your recipes. Activations, and what the loss adds, have the weights' itemsize; master
              weights and copies belong to the optimizer's state.
-    Returns a dict with the six categories "parameters", "gradients", "optimizer state", "activations",
+    Returns a dict of the six categories "parameters", "gradients", "optimizer state", "activations",
     "input data" and "other". Gradients and state are there from earlier steps. The vocabulary is large, so
     that the peak is where backward begins. Each state within 2%, the others and the sum within 5%. Use your
     functions; `GPT` is off limits. About 10 lines.
@@ -610,8 +611,9 @@ stacked_bars({name: {c: b / MIB for c, b in held.items()} for name, held in both
 #
 # *difficulty 2 of 5 · importance 3 of 5 · 10 minutes · 2 points*
 #
-# Two traps. First, the lecture's 24 GB are 24·10⁹ bytes, 22.35 GiB; the number on a card counts **GiB** (2³⁰ bytes). Second, before your
-# first tensor the driver's **context** is on the card: kernels, libraries, workspaces, often half a GiB or more.
+# Two traps. First, the lecture's 24 GB are 24·10⁹ bytes, 22.35 GiB; the number on a card counts **GiB** (2³⁰ bytes; some cards keep a few
+# percent for error correction). Second, before your first tensor the driver's **context** is there: kernels, libraries, workspaces, often
+# half a GiB or more.
 #
 # **Predict first.** 1.5 billion parameters, 24.0 GB of states, a "24 GB" card, half a GiB of context: how many GiB remain for
 # activations?
@@ -626,7 +628,8 @@ predicted_rest_gib = 1.1
 def which_card(needed_bytes, cards, context_bytes):
     """The name of the smallest card that holds `needed_bytes` and the context, or None.
 
-    cards : dict, card's name -> GiB, in any order. Full to the last byte still holds. About 4 lines.
+    cards : dict, card's name -> GiB (whole or not), in any order; not changed. Full to the last byte still
+            holds. About 4 lines.
     """
     ### BEGIN SOLUTION
     for name, gib in sorted(cards.items(), key=lambda card: card[1]):

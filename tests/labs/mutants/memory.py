@@ -1,5 +1,6 @@
 """Wrong accounts of memory, as people really keep them (MEM-..: public reports) and as an unkind reviewer would."""
 
+import math
 import resource
 import sys
 
@@ -180,6 +181,10 @@ for name, changes, criterion, hint in [
      "optimizer state", "state"),
     ("adds the steps", {"state": lambda m, o: 12 * sum(p.numel() for p in m.parameters()) if o.state else 0}, "optimizer state", "state"),
     ("first parameter only", {"parameters": lambda m: list(m.parameters())[:1]}, "parameters", "storage"),
+    ("gradients of trainable ones only", {"gradients": lambda m: sum(
+        p.grad.nbytes for p in m.parameters() if p.requires_grad and p.grad is not None)}, "gradients", "still-there"),
+    ("trainable ones only", {"parameters": lambda m: [p for p in m.parameters() if p.requires_grad]}, "parameters", "storage"),
+    ("buffers too", {"parameters": lambda m: [*m.parameters(), *m.buffers()]}, "parameters", "storage"),
     ("matrices only", {"parameters": lambda m: [p for p in m.parameters() if p.dim() == 2]}, "parameters", "storage"),
 ]:  # fmt: skip
     wrong(name, check=LIVE, criterion=criterion, hint=hint)(live(**changes))
@@ -210,7 +215,8 @@ for name, functions, criterion, hint in [
     ("all grow", (lambda b, s: 16 * b * s, lambda: GROWS | {"parameters", "optimizer state"}), "grows with the batch", "stays"),
     ("activations only", (lambda b, s: 16 * b * s, lambda: {"activations"}), "grows with the batch", "grows"),
     ("unknown name", (lambda b, s: 16 * b * s, lambda: GROWS | {"logits"}), "grows with the batch", "unknown"),
-    ("do nothing", (lambda b, s: 0, set), "input data", "elements"),
+    ("do nothing", (lambda b, s: 0, set), "input data", "tokens"),
+    ("one token more", (lambda b, s: 16 * b * (s + 1), lambda: GROWS), "input data", "tokens"),
 ]:
     wrong(name, check=BATCH, criterion=criterion, hint=hint)(functions)
 
@@ -236,6 +242,7 @@ WIDE, SCORES, LOSS = "inside the blocks", "attention weights", "the loss"
 for name, changes, criterion, hint in [
     ("MEM-20 inputs and outputs both", {"per_width": 20}, WIDE, "outputs"),
     ("MEM-20 every residual sum twice", {"per_width": 18}, WIDE, "outputs"),
+    ("MEM-20 a block's input twice", {"per_width": 17}, WIDE, "outputs"),
     ("query, key and value as one", {"per_width": 14}, WIDE, "qkv"),
     ("GELU's output forgotten", {"per_width": 12}, WIDE, "mlp"),
     ("MLP forgotten", {"per_width": 8}, WIDE, "mlp"),
@@ -285,6 +292,11 @@ def heads_mixed_up(config, batch, seq, itemsize=4):
 @wrong("one table for all heads", check=ACTIVATIONS, criterion=SCORES, hint="heads")
 def one_table(config, batch, seq, itemsize=4):
     return activations(config, batch, seq, itemsize, per_score=1 / config.heads)
+
+
+@wrong("tables of the context's length", check=ACTIVATIONS, criterion=SCORES, hint="context")
+def context_tables(config, batch, seq, itemsize=4):
+    return activations(config, batch, seq, itemsize, per_score=config.context / seq)
 
 
 @wrong("the context's length", check=ACTIVATIONS, criterion=WIDE, hint="context")
@@ -359,6 +371,29 @@ for name, changes, criterion, hint in [
     wrong(name, check=ESTIMATE, criterion=criterion, hint=hint)(estimator(**changes))
 
 
+@wrong("copied gradients with the gradients", check=ESTIMATE, criterion="states", hint="states-place")
+def copies_with_gradients(config, batch, seq, recipe):
+    answer, copy = whole(config, batch, seq, recipe), count(config) * recipe.get("fp32 gradients", 0)
+    return answer | {"gradients": answer["gradients"] + copy, "optimizer state": answer["optimizer state"] - copy}
+
+
+@wrong("copied gradients forgotten", check=ESTIMATE, criterion="states", hint="states")
+def no_copies(config, batch, seq, recipe):
+    return whole(config, batch, seq, {array: size for array, size in recipe.items() if array != "fp32 gradients"})
+
+
+@wrong("loss's gradients as wide as weights' gradients", check=ESTIMATE, criterion="the peak", hint="numbers")
+def wide_loss(config, batch, seq, recipe):
+    answer = whole(config, batch, seq, recipe)
+    return answer | {"other": answer["other"] / recipe["weights"] * recipe["gradients"]}
+
+
+@wrong("the sum among the categories", check=ESTIMATE, criterion="states", hint="keys")
+def with_total(config, batch, seq, recipe):
+    answer = whole(config, batch, seq, recipe)
+    return answer | {"total": sum(answer.values())}
+
+
 @wrong("states only", check=ESTIMATE, criterion="with the batch", hint="batch")
 def states_only(config, batch, seq, recipe):
     return {**whole(config, batch, seq, recipe), "activations": 0, "input data": 0, "other": 0}
@@ -400,6 +435,45 @@ for name, changes, criterion, hint in [
     ("bytes for GiB", {"unit": 1, "order": 1}, "smallest that fits", "smallest"),
 ]:
     wrong(name, check=CARD, criterion=criterion, hint=hint)(chooser(**changes))
+
+
+def fitting(needs_gib):
+    """Chooses right, of cards of at least needs_gib(needed bytes, context bytes) GiB."""
+
+    def which_card(needed_bytes, cards, context_bytes):
+        need = needs_gib(needed_bytes, context_bytes)
+        return min((name for name, gib in cards.items() if gib >= need), key=cards.get, default=None)
+
+    return which_card
+
+
+for name, needs_gib, hint in [
+    ("each rounded up", lambda need, more: math.ceil(need / 2**30) + math.ceil(more / 2**30), "rounds"),
+    ("rounded down", lambda need, more: (need + more) // 2**30, "rounds"),
+]:
+    criterion = "context" if name == "rounded down" else "smallest that fits"
+    wrong(name, check=CARD, criterion=criterion, hint=hint)(fitting(needs_gib))
+
+
+@wrong("cards of whole GiB", check=CARD, criterion="smallest that fits", hint="rounds")
+def whole_cards(needed_bytes, cards, context_bytes):
+    fit = [name for name, gib in cards.items() if int(gib) * 2**30 >= needed_bytes + context_bytes]
+    return min(fit, key=cards.get, default=None)
+
+
+@wrong("takes the small cards away", check=CARD, criterion="smallest that fits", hint="changed")
+def pops_cards(needed_bytes, cards, context_bytes):
+    while cards:
+        name = min(cards, key=cards.get)
+        if cards[name] * 2**30 >= needed_bytes + context_bytes:
+            return name
+        del cards[name]
+    return None
+
+
+@wrong("falls when none fits", check=CARD, criterion="runs", hint="none")
+def min_of_nothing(needed_bytes, cards, context_bytes):
+    return min((name for name, gib in cards.items() if gib * 2**30 >= needed_bytes + context_bytes), key=cards.get)
 
 
 @wrong("do nothing", check=CARD, criterion="smallest that fits", hint="smallest")
