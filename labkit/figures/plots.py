@@ -40,7 +40,7 @@ def lines(
         heights = [value if math.isfinite(value) else math.nan for value in ys]
         axes.plot(list(xs), heights, marker="o" if len(xs) <= 24 else "", ms=4, label=name, **style)
     if "x" in log:
-        axes.set_xscale("log")
+        _log_x(axes, sorted({place for xs, _ in series.values() for place in xs}))
     if "y" in log:
         axes.set_yscale("log")
     _lines_across(axes, limits or {})
@@ -86,6 +86,17 @@ def stacked_bars(
     told += [f"{label} at {height:.4g}" for label, height in (limits or {}).items()]
     picture.alt = f"{title}. {y}. " + "; ".join(told) + "."
     return picture
+
+
+def _log_x(axes: Axes, places: Sequence[float]) -> None:
+    """A logarithmic axis; where all places are powers of two, as ranks and sizes are, it names those."""
+    if not all(place > 0 and math.log2(place).is_integer() for place in places):
+        axes.set_xscale("log")
+        return
+    axes.set_xscale("log", base=2)
+    shown = places[:: math.ceil(len(places) / 10)]
+    axes.set_xticks(shown, [f"{place:,.10g}" for place in shown])
+    axes.minorticks_off()
 
 
 def _head(axes: Axes, title: str, names: Sequence[str]) -> None:
