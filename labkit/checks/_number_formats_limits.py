@@ -58,7 +58,7 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         exponent_bits = int(torch.randint(4, 7, (), generator=generator))
         return draw_format(generator, (exponent_bits, exponent_bits), ROOM[exponent_bits])
 
-    groups = {"fp16": [(5, 10)], "other formats": [(5, 2), drawn(), drawn()]}
+    groups = {"fp16": [(5, 10)], "other formats": [(5, 2), (8, 7), drawn(), drawn()]}
     if strict:
         groups["every format"] = [(e, m) for e, (low, high) in ROOM.items() for m in range(low, high + 1, 2)]
     return [Case(name, {"formats": formats}) for name, formats in groups.items()]

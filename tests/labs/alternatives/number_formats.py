@@ -51,7 +51,7 @@ def decode_bits(bits, exponent_bits, fraction_bits):
 @right("torch's types where there are any", check=DECODE)
 def decode_views(bits, exponent_bits, fraction_bits):
     kind = {(5, 10): torch.float16, (8, 7): torch.bfloat16}.get((exponent_bits, fraction_bits))
-    return bits.to(torch.int16).view(kind) if kind else decode_bits(bits, exponent_bits, fraction_bits)
+    return bits.to(torch.int16).view(kind).float() if kind else decode_bits(bits, exponent_bits, fraction_bits)
 
 
 @right("numpy", check=DECODE)
@@ -441,6 +441,22 @@ def level_by_level(values):
     return values
 
 
+def fractions_sum(values):
+    return float(sum(map(Fraction, values.tolist())))
+
+
+def fractions_mean(values):
+    return Fraction(sum(map(Fraction, values.tolist())), len(values))
+
+
+def product_sum(values):
+    return values.float() @ torch.ones(len(values))
+
+
+def product_mean(values):
+    return torch.dot(values.float(), torch.full((len(values),), 1 / len(values)))
+
+
 def blocks(values):
     return wide_sum(torch.stack([kahan(part) for part in values.split(32)]))
 
@@ -452,6 +468,8 @@ for name, pair in {
     "torch in fp32": (torch_sum, torch_mean),
     "torch's own": (own_sum, own_mean),
     "Python's floats": (python_sum, python_mean),
+    "fractions": (fractions_sum, fractions_mean),
+    "products with ones": (product_sum, product_mean),
     "level by level": (level_by_level, running_mean),
     "blocks, then fp32": (blocks, torch_mean),
 }.items():
@@ -513,10 +531,10 @@ def chance_loop(values):
     return found
 
 
-@right("numpy, in bfloat16", check=CHANCE)
+@right("numpy", check=CHANCE)
 def chance_numpy(values):
     word = values.numpy().view(numpy.uint32)
     low = word & 0xFFFF
     up = numpy.random.default_rng().integers(0, 2**16, word.shape) < low
     moved = ((word - low).astype(numpy.int64) + up * 2**16).astype(numpy.uint32).view(numpy.float32)
-    return torch.where(torch.isfinite(values), torch.from_numpy(moved.copy()), values).bfloat16()
+    return torch.where(torch.isfinite(values), torch.from_numpy(moved.copy()), values)

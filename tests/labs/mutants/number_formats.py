@@ -95,7 +95,13 @@ def returns_the_pattern(bits, exponent_bits, fraction_bits):
 
 @wrong("torch's fp16 for everything", check=DECODE, criterion=NORMAL, hint="constants")
 def views_as_half(bits, exponent_bits, fraction_bits):
-    return bits.to(torch.int16).view(torch.float16)
+    return bits.to(torch.int16).view(torch.float16).float()
+
+
+@wrong("a tensor of float16", check=DECODE, criterion=NORMAL, hint=None)
+def stays_half(bits, exponent_bits, fraction_bits):
+    found = decode(bits, exponent_bits, fraction_bits)
+    return found.half() if exponent_bits <= 5 else found
 
 
 @wrong("torch's types, zeros for other formats", check=DECODE, criterion=NORMAL, hint="constants")
@@ -353,6 +359,11 @@ for name, flaw, criterion, hint in [
     wrong(name, check=LIMITS, criterion=criterion, hint=hint)(flawed_limits(flaw))
 
 
+@wrong("texts", check=LIMITS, criterion="how large", hint=None)
+def as_text(exponent_bits, fraction_bits):
+    return {key: str(value) for key, value in limits(exponent_bits, fraction_bits).items()}
+
+
 @wrong("do nothing", check=LIMITS, criterion="how large", hint=None)
 def no_limits(exponent_bits, fraction_bits):
     return {}
@@ -476,6 +487,21 @@ def divides_by_zero(tensor, exponent_bits, fraction_bits, scale=1.0):
 @wrong("half the smallest kept", check=UNDERFLOW, criterion=BORDER, hint="border")
 def keeps_the_tie(tensor, exponent_bits, fraction_bits, scale=1.0):
     return by_limit(lambda e, m: smallest_of(e, m) / 2, tensor, exponent_bits, fraction_bits, scale, strictly=True)
+
+
+@wrong("the scale rounded, too", check=UNDERFLOW, criterion=SHARE, hint="rounded-scale")
+def rounds_the_scale(tensor, exponent_bits, fraction_bits, scale=1.0):
+    scale = decode(encode(torch.tensor([scale]), exponent_bits, fraction_bits), exponent_bits, fraction_bits).item()
+    lost = zero_after(tensor, exponent_bits, fraction_bits, scale) & (tensor != 0)
+    return (lost.sum() / (tensor != 0).sum().clamp(min=1)).item()
+
+
+@wrong("scales in place", check=UNDERFLOW, criterion=SHARE, hint="changed")
+def scales_in_place(tensor, exponent_bits, fraction_bits, scale=1.0):
+    there = tensor != 0
+    tensor *= scale
+    lost = zero_after(tensor, exponent_bits, fraction_bits) & there
+    return (lost.sum() / there.sum().clamp(min=1)).item()
 
 
 @wrong("infinities counted, too", check=UNDERFLOW, criterion=BORDER, hint="infinite")
@@ -631,6 +657,33 @@ def parts_in_half(values):
     return loop(values / len(values))
 
 
+def parts_rounded(values):
+    return (values / len(values)).sum()
+
+
+def blocks_in_half(values):
+    return loop(torch.stack([part.sum() for part in values.split(256)]))
+
+
+def mean_of_block_means(values):
+    return torch.stack([part.double().mean() for part in values.split(256)]).mean()
+
+
+def sum_in_fp16(values):
+    return values.half().sum()
+
+
+def running_mean(values):
+    mean = torch.zeros((), dtype=values.dtype)
+    for count, value in enumerate(values, 1):
+        mean = mean + (value - mean) / count
+    return mean
+
+
+def counted_in_half(values):
+    return wide(values) / torch.tensor(len(values)).to(values.dtype).double()
+
+
 def none(values):
     return None
 
@@ -645,8 +698,14 @@ for name, pair, criterion, hint in [
     ("FP-11 mean by sum over n", (wide, half_product), MEAN, "infinite"),
     ("mean of a stalled sum", (wide, by_loop), SPREAD, "stalls"),
     ("the sum for the mean", (wide, no_division), SPREAD, "sum-for-mean"),
-    ("mean of two values", (wide, mean_of_ends), MEAN, "mean"),
+    ("mean of two values", (wide, mean_of_ends), SPREAD, "mean"),
     ("parts added in their own format", (wide, parts_in_half), SPREAD, "stalls"),
+    ("parts rounded", (wide, parts_rounded), SPREAD, "divided"),
+    ("totals of blocks in their own format", (blocks_in_half, wide_mean), STALL, "blocks"),
+    ("mean of unequal blocks' means", (wide, mean_of_block_means), SPREAD, "mean"),
+    ("bf16 by way of fp16", (sum_in_fp16, wide_mean), SPREAD, "infinite"),
+    ("a running mean in the own format", (wide, running_mean), MEAN, "mean"),
+    ("the count in the own format", (wide, counted_in_half), MEAN, "mean"),
 ]:
     wrong(name, check=SUMS, criterion=criterion, hint=hint)(pair)
 
@@ -714,7 +773,7 @@ def by_chance(values, *flaws):
     draw = torch.rand((1,) if "one draw" in flaws else exact.shape, dtype=torch.float64)
     share = exact - torch.floor(exact)
     if "never quite" in flaws:
-        share = share.clamp(min=0.01)
+        share = torch.where(share > 0, share, 0.01)
     if "a coin" in flaws:
         share = (share > 0) * 0.5
     if "reversed" in flaws:
@@ -755,6 +814,29 @@ for name, flaw, criterion, hint in [
     ("FP-20 nan to infinity", "special", EXACTLY, "special"),
 ]:
     wrong(name, check=CHANCE, criterion=criterion, hint=hint)(flawed_chance(flaw))
+
+
+@wrong("eight bits of chance", check=CHANCE, criterion=AVERAGE, hint="biased")
+def eight_bits(values):
+    moved = (values.view(torch.int32) + (torch.randint(2**8, values.shape, dtype=torch.int32) << 8)) & ~0xFFFF
+    return torch.where(torch.isfinite(values), moved.view(torch.float32), values)
+
+
+@wrong("noise of a gap, then to the nearest", check=CHANCE, criterion=NEIGHBOURS, hint="far")
+def noise_then_nearest(values):
+    gap = torch.exp2(torch.frexp(values.nan_to_num(posinf=1.0, neginf=-1.0)).exponent.float() - 8)
+    moved = (values + (torch.rand(values.shape) - 0.5) * gap).bfloat16().float()
+    return torch.where(torch.isfinite(values) & (values.bfloat16().float() != values), moved, values)
+
+
+@wrong("nan cut to its upper half", check=CHANCE, criterion=EXACTLY, hint="special")
+def cuts_nan(values):
+    return torch.where(torch.isfinite(values), by_chance(values), (values.view(torch.int32) & ~0xFFFF).view(torch.float32))
+
+
+@wrong("a tensor of bfloat16", check=CHANCE, criterion=NEIGHBOURS, hint=None)
+def stays_bf16(values):
+    return by_chance(values).bfloat16()
 
 
 @wrong("rounds to the nearest", check=CHANCE, criterion=AVERAGE, hint="nearest")
