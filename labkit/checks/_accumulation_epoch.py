@@ -8,6 +8,7 @@ from labkit.checks import _accumulation_tools as tools
 from labkit.checks._accumulation_hints import HINTS, on_error
 from labkit.checks._accumulation_weights import Fault, fault_of
 from labkit.checks._accumulation_window import whole_batch
+from labkit.checks._amp_bundle import bundled_cases, bundled_first, bundled_judge, bundled_probe
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, register
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ def _judge_weights(values: dict[str, Any], seen: Observation) -> tuple[Finding |
                     fault = Fault(fault.text, "every")
                 elif fault and fault.hint == "sum" and _losses_right(values, seen):
                     fault = Fault(fault.text, "only-logged")
+                elif fault and fault.hint == "stale" and seen.values["rows"][0]["forward"] > values["count"]:
+                    fault = Fault(fault.text, "again")
                 fault = fault and Fault(f"step {number + 1}: {fault.text}", fault.hint)
             if fault:
                 break
@@ -277,11 +280,11 @@ register(Check(
         Criterion("one graph at a time", "cost", 0.25),
         Criterion("losses", "cost", 0.25, "recomputed"),
     ),
-    cases=_cases,
-    probe=_probe,
-    judge=_judge,
+    cases=bundled_cases(_cases),
+    probe=bundled_probe(_probe),
+    judge=bundled_judge(_judge),
     hints=HINTS,
     on_error=on_error,
-    picture=_picture,
-    summary=_summary,
+    picture=bundled_first(_picture),
+    summary=bundled_first(_summary),
 ))  # fmt: skip

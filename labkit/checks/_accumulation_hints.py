@@ -63,6 +63,7 @@ HINTS = {
     "range": "Look at the smallest and the largest size that yours asks for. Which sizes may be tried at all?",
     "trials": "Each trial tells you that half of the sizes are out of the question. How many does yours rule out?",
     "held": "A trial that failed is still holding its tensors when the next one begins. Who refers to the frames of a call that raised?",
+    "held-result": "A trial that fitted gave something back, which is alive when the next one begins. Which name of yours holds it?",
     "swallowed": "Not every error means that the memory is too small. Which ones does your code take for that?",
     "not-caught": "A trial that does not fit raises an error. Whose job is it to catch it?",
     "pieces": "How many pieces of at most this size does it take, when the last one may be smaller?",

@@ -117,16 +117,18 @@ def make_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler
 # -- micro-batches and their losses --
 
 
-def tally_batches(count: int, seed: int, bad: Sequence[int] = ()) -> list[Batch]:
-    """(index, value, factor) each; the factor is infinite for those in `bad`."""
+def tally_batches(count: int, seed: int, bad: Sequence[int] = (), steep: Sequence[int] = ()) -> list[Batch]:
+    """(index, value, factor) each; for those in `bad` the loss is infinite, or only its gradient for those also in `steep`."""
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
-    return [(torch.tensor(j), values[j].clone(), torch.tensor(float("inf") if j in bad else 1.0)) for j in range(count)]
+    factor = [0.0 if j in steep else float("inf") if j in bad else 1.0 for j in range(count)]
+    return [(torch.tensor(j), values[j].clone(), torch.tensor(factor[j])) for j in range(count)]
 
 
 def tally_loss(trace: Trace) -> Callable[[nn.Module, Batch], torch.Tensor]:
     def loss_fn(model: nn.Module, batch: Batch) -> torch.Tensor:
         index, value, factor = batch
-        return trace.noting(model(index, value) * factor)
+        loss = model(index, value)
+        return trace.noting((loss - loss.detach()).sqrt() + loss.detach() if factor == 0 else loss * factor)
 
     return loss_fn
 

@@ -7,6 +7,7 @@ import torch
 from labkit.checks import _accumulation_tools as tools
 from labkit.checks._accumulation_hints import HINTS, on_error
 from labkit.checks._accumulation_weights import fault_of
+from labkit.checks._amp_bundle import bundled_cases, bundled_first, bundled_judge, bundled_probe
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, register
 from labkit.recorder import Recorder, human_bytes
 
@@ -274,11 +275,11 @@ register(Check(
         Criterion("each piece once", "cost", 0.25),
         Criterion("loss", "cost", 0.5, "recomputed"),
     ),
-    cases=_cases,
-    probe=_probe,
-    judge=_judge,
+    cases=bundled_cases(_cases),
+    probe=bundled_probe(_probe),
+    judge=bundled_judge(_judge),
     hints=HINTS,
     on_error=on_error,
-    picture=_picture,
-    summary=_summary,
+    picture=bundled_first(_picture),
+    summary=bundled_first(_summary),
 ))  # fmt: skip

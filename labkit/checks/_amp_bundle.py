@@ -36,13 +36,14 @@ def _single(case: Case, number: int) -> Case:
 def _part(seen: Observation, number: int) -> Observation:
     prefix = f"{number}:"
     tensors = {key.removeprefix(prefix): tensor for key, tensor in seen.tensors.items() if key.startswith(prefix)}
-    part = Observation(seen.values[str(number)], tensors)
+    recordings = {key.removeprefix(prefix): one for key, one in seen.recordings.items() if key.startswith(prefix)}
+    part = Observation(seen.values[str(number)], tensors, recordings)
     part.ranks = [part if one is seen else _part(one, number) for one in seen.ranks if one is not seen] or [part]
     return part
 
 
 def bundled_probe(probe: Callable[[Any, Case], Observation]) -> Callable[[Any, Case], Observation]:
-    """Probe every run of a bundle; tensors of run 0 are named "0:..."."""
+    """Probe every run of a bundle; tensors and recordings of run 0 are named "0:..."."""
 
     def run_all(candidate: Any, case: Case) -> Observation:
         whole = Observation()
@@ -50,6 +51,7 @@ def bundled_probe(probe: Callable[[Any, Case], Observation]) -> Callable[[Any, C
             seen = probe(candidate, _single(case, number))
             whole.values[str(number)] = seen.values
             whole.tensors |= {f"{number}:{key}": tensor for key, tensor in seen.tensors.items()}
+            whole.recordings |= {f"{number}:{key}": recording for key, recording in seen.recordings.items()}
         return whole
 
     return run_all

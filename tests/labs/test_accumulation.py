@@ -7,7 +7,7 @@ import cloudpickle
 import pytest
 import torch
 
-from labkit.checks import _accumulation_amp as amp
+from labkit.checks import _accumulation_amp_judge as amp
 from labkit.checks import _accumulation_largest as largest
 from labkit.checks import _accumulation_tokens as tokens
 from labkit.checks import _accumulation_tools as tools

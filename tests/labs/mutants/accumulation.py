@@ -140,6 +140,18 @@ def recursion_in_except(step, limit):
     return between(0, limit + 1)
 
 
+def keeps_what_returns(step, limit):
+    low, high, kept = 0, limit + 1, None
+    while high - low > 1:
+        middle, room = (low + high) // 2, True
+        try:
+            kept = step(middle)
+        except torch.OutOfMemoryError:
+            room = False
+        low, high = (middle, high) if room else (low, middle)
+    return low if kept is not low else 0
+
+
 def steps_of_ten(step, limit):
     return bisect(lambda rows: step(min(limit, 10 * rows)), limit // 10) * 10
 
@@ -164,6 +176,7 @@ for name, search, criterion, hint in [
     ("multiples of ten", steps_of_ten, "largest that fits", "largest-zero"),
     ("keeps the exception", lambda step, limit: bisect(step, limit, keeps_the_error), "nothing left behind", "held"),
     ("goes on inside the except block", recursion_in_except, "nothing left behind", "held"),
+    ("keeps what a step returned", keeps_what_returns, "nothing left behind", "held-result"),
     ("every exception means no room", lambda step, limit: bisect(step, limit, catches_everything), "other errors", "swallowed"),
     ("every RuntimeError means no room", lambda step, limit: bisect(step, limit, catches_runtime_errors), "other errors", "swallowed"),
     ("nothing is caught", no_catch, "runs", "not-caught"),
@@ -463,7 +476,7 @@ for name, flaws, criterion, hint in [
 for name, answer, criterion, hint in [
     ("do nothing", lambda *_: [], "full windows", "no-step"),
     ("ACC-05 rest dropped", drops_the_rest, "last window", "flush"),
-    ("rest filled up with the first ones", fills_with_the_first, "last window", "stale"),
+    ("rest filled up with the first ones", fills_with_the_first, "last window", "again"),
     ("rest joins the last full window", rest_joins_the_last_window, "full windows", "boundary"),
     ("plain: one backward per window", one_backward_per_window, "one graph at a time", "graphs"),
     ("windows of equal length", equal_windows, "full windows", "boundary"),
@@ -627,6 +640,10 @@ def amp_epoch(*flaws):
             if "update twice" in flaws:
                 scaler.update(scaler.get_scale() / 2)
             grew, fell = scaler.get_scale() > before, scaler.get_scale() < before
+            if "same scale" in flaws:
+                fell = fell or grew
+            if "finite loss" in flaws:
+                fell = not math.isfinite(total)
             if "always schedule" in flaws or (grew if "schedule on growth" in flaws else not fell):
                 if "no schedule" not in flaws:
                     scheduler.step()
@@ -683,6 +700,8 @@ for name, flaws, criterion, hint in [
     ("AMP-13 scaled loss returned", ["scaled loss"], "losses", "loss-scaled"),
     ("AMP-19 scheduler moves on skipped steps", ["always schedule"], "schedule", "schedule-skipped"),
     ("scheduler moves when the scale grows", ["schedule on growth"], "schedule", "schedule-often"),
+    ("scheduler stands still when the scale grows", ["same scale"], "schedule", "schedule-often"),
+    ("scheduler moves where the loss was finite", ["finite loss"], "schedule", "schedule-skipped"),
     ("scheduler never", ["no schedule"], "schedule", "schedule-never"),
     ("AMP-22 infinite gradients stay after a skip", ["keeps inf"], "infinite window", "inf-left"),
     ("ACC-19 the infinite micro-batch is dropped", ["drops inf"], "infinite window", "inf-dropped"),
