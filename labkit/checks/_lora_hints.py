@@ -25,6 +25,9 @@ LINEAR_HINTS = {
     "input-grad": "The layers below need gradients too. On how many ways does your output depend on the input, and is each one recorded?",
     "both-zero": "If both factors are zero, what is the gradient of each?",
     "gradient": "Follow the gradient from the output to each factor. Is something on the way detached, copied or scaled a second time?",
+    "same-numbers": "Every layer is to begin with random numbers of its own. What sets yours, and would another layer get others?",
+    "dtype": "The factors work beside the base's weight. Of which dtype is it, and of which are they?",
+    "base-hidden": "Move the wrapped layer to a card, or save its state: is the base among what its module knows of?",
     "alike": "If all rows of the random factor are alike, in which directions can the other one ever make the update point?",
     "copy": "Your layer keeps more bytes than its factors. Which tensor of the base exists twice now?",
     "dropout-base": "Dropout is for the update alone. Which way through your layer does it lie on?",
@@ -51,6 +54,8 @@ INJECT_HINTS = {
     "state": "Adam keeps two numbers for each number it trains. Sum up its state: for which parameters is it?",
     "again": "Call it twice. What does the second call find, and what does it freeze?",
     "no-match": "No layer has the name that was asked for, and nobody was told. What would you want to know, had you mistyped it?",
+    "other-error": "Whoever calls you can catch the error that the contract names. Is yours that one?",
+    "dropout": "`inject` is given a dropout. Which of its layers ever hears of it?",
     "state-dict": "Another injected model reads your `state_dict()` and computes something else. Which tensor does it not hold?",
 }
 
@@ -84,6 +89,7 @@ ADAPTER_HINTS = {
     "other-file": "Somebody else made this file: other layers, another rank, another alpha. Which of these did you take from elsewhere?",
     "misfit": "The file and the model do not fit, and nobody was told. How would you notice a tensor that was never used, or never given?",
     "merged": "In which state was the model when you wrote the file, and what is A then?",
+    "existing": "A second save goes to the folder of the first. What does your function do with a folder that is there?",
     "changed": "Saving is reading. What did it change in the model?",
 }
 

@@ -63,6 +63,7 @@ def _probe(candidate: Any, case: Case) -> Observation:
         "names": [name for name, _ in factors],
         "shapes": [list(parameter.shape) for _, parameter in factors],
         "old": [name for name, parameter in factors if id(parameter) in mine],
+        "new": sum(id(parameter) not in mine for parameter in net.parameters()),
         "returned": None if given is None else len(given),
         "returned right": given is not None and {id(t) for t in given} == {id(parameter) for _, parameter in factors},
         "returned twice": given is not None and len({id(t) for t in given}) < len(given),
@@ -124,19 +125,24 @@ def _edges(candidate: Any, values: dict[str, Any]) -> Observation:
     refuses(candidate, net, *arguments)  # a refusal is as good as leaving things as they are
     second, after = net.eval()(x).detach().clone(), [(name, p.detach()) for name, p in trainable(net)]
     same = len(before) == len(after) and all(a == b and torch.equal(p, q) for (a, p), (b, q) in zip(before, after, strict=True))
-    raised = refuses(candidate, make_net(values["seed"])[0], values["rank"], values["alpha"], ("projection",))
-    told = {"before": len(before), "after": len(after), "same": same, "raised": raised}
+    raised = refuses(candidate, make_net(values["seed"])[0], values["rank"], values["alpha"], ("projection",), errors=(ValueError,))
+    other = raised or refuses(candidate, make_net(values["seed"])[0], values["rank"], values["alpha"], ("projection",))
+    dropping, _, _ = make_net(values["seed"])
+    candidate(dropping, *arguments, 0.5)
+    randomise(dropping.train(), values["seed"])
+    drops = not torch.equal(dropping(x), dropping(x))
+    told = {"before": len(before), "after": len(after), "same": same, "raised": raised, "other error": other, "drops": drops}
     return Observation(told, {"first": first, "second": second})
 
 
-def refuses(function: Any, *arguments: Any) -> str | None:
-    """The type of the error that the call raises, or None. What is not written yet is no refusal."""
+def refuses(function: Any, *arguments: Any, errors: tuple[type[Exception], ...] = (Exception,)) -> str | None:
+    """The type of the error that the call raises, or None where it is none of `errors`. What is not written yet is no refusal."""
     try:
         function(*arguments)
     except NotImplementedError:
         raise
     except Exception as error:
-        return type(error).__name__
+        return type(error).__name__ if isinstance(error, errors) else None
     return None
 
 
@@ -185,12 +191,16 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
 
 
 def _judge_edges(told: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Finding:
-    name, wanted = "edge cases", "called twice as called once; ValueError where no layer has the name"
+    name, wanted = "edge cases", "called twice as called once; ValueError where no layer has the name; dropout handed on"
     if not told["same"]:
         observed = f"{told['before']} trainable tensors before a second call, {told['after']} after, not the same ones"
         return Finding(name, False, wanted, observed, "again")
     if not close(tensors["second"], tensors["first"], 1e-6):
         return Finding(name, False, wanted, "another output after a second call", "again")
+    if told["other error"] and not told["raised"]:
+        return Finding(name, False, wanted, f"{told['other error']} for a name that no layer has", "other-error")
+    if not told["drops"]:
+        return Finding(name, False, wanted, "with dropout 0.5 two calls in train mode are equal", "dropout")
     return Finding(name, bool(told["raised"]), wanted, told["raised"] or "no error for a name that no layer has", "no-match")
 
 
@@ -201,8 +211,11 @@ def _judge_main(values: dict[str, Any], seen: Observation) -> list[Finding]:
     plain = net(x).detach()
     same = close(tensors["start"], plain, 1e-5) and close(tensors["eval"], plain, 1e-5)
     findings = [Finding("output at the start", same, "the base's", "equal" if same else "differs", "start")]
-    adapters = _judge_adapters(told, net, paths, rank)
-    findings += [adapters, _judge_frozen(told), _judge_training(values, seen, net, x, target, paths)]
+    adapters, frozen = _judge_adapters(told, net, paths, rank), _judge_frozen(told)
+    if not told["new"]:  # a model left as it was: its output and its frozen weights are nobody's work
+        findings = [Finding("output at the start", False, "the base's, with adapters", adapters.observed, adapters.hint)]
+        frozen = Finding(frozen.criterion, False, frozen.expected, adapters.observed, adapters.hint)
+    findings += [adapters, frozen, _judge_training(values, seen, net, x, target, paths)]
     wanted = 8 * sum(rank * (net.get_submodule(path).in_features + net.get_submodule(path).out_features) for path in paths)
     state = told.get("state bytes", 0)
     expected = f"the trainable tensors: {wanted} bytes of Adam's state"

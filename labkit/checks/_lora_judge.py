@@ -50,7 +50,7 @@ def judge_layer(
             findings.append(Finding(name, False, "of two trainable factors", "not the two factors", "trainable"))
     else:
         factors = lambda key: layout.factors(pair_of(tensors, key, 2))  # noqa: E731
-        findings += [_judge_update(values, tensors, factors("random"), weight), _judge_steps(values, tensors, factors, run, target)]
+        findings += [_judge_update(values, tensors, factors("random"), weight), _judge_steps(values, told, tensors, factors, run, target)]
     return [*findings, _judge_base(told, tensors, weight, bias), _judge_copy(values, told, weight)]
 
 
@@ -62,6 +62,8 @@ def _judge_start(tensors: dict[str, torch.Tensor], plain: torch.Tensor, layout: 
             random_update = layout is not None and all(float(factor.abs().max()) > 0 for factor in pair)
             hint = "start" if random_update else "base-weights"
             return Finding(name, False, wanted, f"differs by up to {off:.2g}", hint)
+    if layout is not None and all(float(factor.abs().max()) > 0 for factor in pair):  # however small: the contract says zero
+        return Finding(name, False, wanted, "equal but for rounding: neither factor is zero", "start")
     return Finding(name, True, wanted, "equal")
 
 
@@ -74,6 +76,9 @@ def _judge_trainable(values: dict[str, Any], told: dict[str, Any], layout: Any) 
         return Finding("trainable numbers", False, expected, observed, "base-trains")
     if not count:
         return Finding("trainable numbers", False, expected, "nothing that `parameters()` lists requires grad", "nothing-trains")
+    other = sorted(set(told["dtypes"]) - {values["dtype"]})
+    if layout is not None and other:
+        return Finding("trainable numbers", False, expected, f"factors in {other[0]} for a weight in {values['dtype']}", "dtype")
     return Finding("trainable numbers", layout is not None, expected, observed, "trainable")
 
 
@@ -98,6 +103,7 @@ def _judge_update(
 
 def _judge_steps(
     values: dict[str, Any],
+    told: dict[str, Any],
     tensors: dict[str, torch.Tensor],
     factors: Callable[[str], Any],
     run: Callable[[Any], torch.Tensor],
@@ -125,6 +131,8 @@ def _judge_steps(
     kept = start[0] if zero[1] else start[1].T  # the random factor as (rank, size)
     if kept.shape[0] > 1 and rank_of(kept) < min(kept.shape):
         return Finding(name, False, wanted, f"the random factor has rank {rank_of(kept)}: no update can have more", "alike")
+    if told["same again"]:
+        return Finding(name, False, wanted, "two layers of one size begin with the very same numbers", "same-numbers")
     return Finding(name, True, wanted, f"{'B' if zero[1] else 'A'} alone in step 1, then both, as computed")
 
 
@@ -139,6 +147,8 @@ def _judge_base(told: dict[str, Any], tensors: dict[str, torch.Tensor], weight: 
         return Finding(name, False, wanted, f"{' and '.join(told['base trains'])} still require grad", "base-trains")
     if not told["names"]:
         return Finding(name, False, wanted, "nothing was trained", "nothing-trains")
+    if told["hidden"]:
+        return Finding(name, False, wanted, "no parameter or buffer of your module is the weight", "base-hidden")
     return Finding(name, True, wanted, "bit for bit")
 
 

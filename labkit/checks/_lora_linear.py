@@ -44,7 +44,7 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         several(
             "other layers",
             layer("a Linear from 20 to 6", 20, 6, 4, 2),
-            layer("no bias, three dimensions", 10, 14, 2, 5, bias=False, lead=[2, 5]),
+            layer("double precision, no bias, three dimensions", 10, 14, 2, 5, bias=False, lead=[2, 5], dtype="float64"),
         ),
         layer("dropout", 8, 9, 2, 3, ("dropout",), dropout=0.25),
     ]
@@ -53,7 +53,6 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
             several(
                 "more layers",
                 layer("rank 1, alpha no whole number", 9, 7, 1, 0.5),
-                layer("double precision", 6, 11, 4, 8, dtype="float64"),
                 layer("one row, frozen before", 11, 8, 3, 3, lead=[], frozen=True),
                 layer("rank above both sizes", 4, 3, 5, 10),
             ),
@@ -108,10 +107,16 @@ def _probe_layer(candidate: Any, values: dict[str, Any]) -> Observation:
         "names": [name for name, _ in factors],
         "shapes": [list(parameter.shape) for _, parameter in factors],
         "made": recorder.recording.at("made", born=True),
+        "dtypes": [str(parameter.dtype).removeprefix("torch.") for _, parameter in factors],
+        "hidden": not _holds(layer, weight_of(base)),
         "base trains": [name for name, own in (("weight", weight_of(base)), ("bias", base.bias)) if any(p is own for _, p in factors)],
     }
     layer.train()
     _keep(tensors, "factors/0", factors)
+    again = [parameter for _, parameter in trainable(_module(candidate(make_linear(values)[0], values["rank"], values["alpha"])))]
+    told["same again"] = [p.shape for p in again] == [p.shape for _, p in factors] and all(
+        torch.equal(p, q) for p, (_, q) in zip(again, factors, strict=True)
+    )
     if factors:
         optimizer = torch.optim.SGD([parameter for _, parameter in factors], lr=RATE, momentum=MOMENTUM)
         for step in range(1, STEPS + 1):
@@ -135,6 +140,11 @@ def _probe_layer(candidate: Any, values: dict[str, Any]) -> Observation:
         out.backward()
     tensors["x grad"] = torch.zeros_like(x) if leaf.grad is None else leaf.grad
     return Observation(told, tensors)
+
+
+def _holds(layer: nn.Module, weight: torch.Tensor) -> bool:
+    """Whether what the module lists, moves and saves has a tensor of the weight's size beside the factors; copies are told elsewhere."""
+    return any(tensor.numel() == weight.numel() for tensor in (*layer.parameters(), *layer.buffers()) if not tensor.requires_grad)
 
 
 def _keep(tensors: dict[str, torch.Tensor], key: str, factors: list[tuple[str, nn.Parameter]]) -> None:

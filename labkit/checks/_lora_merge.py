@@ -140,6 +140,9 @@ def _judge_restored(
 ) -> Finding:
     name, wanted = "unmerged", "weights restored (1 ulp), factors in use again"
     worst = 0.0
+    kept = told["trainable"] and all(
+        torch.equal(tensors[f"after/{index}"], tensors[f"factors/{index}"]) for index in range(len(told["names"]))
+    )
     for when, hint in (("unmerged", "restore"), ("unmerged again", "unmerged-twice")):
         for path, weight in weights.items():
             ulp = ULP["float32"] * (weight.abs() + deltas[path].abs())
@@ -148,10 +151,7 @@ def _judge_restored(
                 return Finding(name, False, wanted, f"{when}: the weight of {path} is {off:.2g} ulp off", hint)
             worst = max(worst, off)
         if not close(tensors[f"{when}/out"], tensors["before/out"], 1e-5):
-            return Finding(name, False, wanted, f"{when}: the output is not that before merging", hint)
-    kept = told["trainable"] and all(
-        torch.equal(tensors[f"after/{index}"], tensors[f"factors/{index}"]) for index in range(len(told["names"]))
-    )
+            return Finding(name, False, wanted, f"{when}: the output is not that before merging", hint if kept else "frees")
     if not kept or told["flops"]["unmerged"] <= told["flops"]["plain"]:
         return Finding(name, False, wanted, "the factors are gone, frozen, or not in use", "frees")
     return Finding(name, True, wanted, f"within {worst:.1g} ulp")

@@ -36,7 +36,7 @@ def test_reference_gets_all_points(check: str) -> None:
     assert verdict.status == "pass", verdict.as_text()
 
 
-@pytest.mark.parametrize("check", [check for check in CANDIDATES if check != "lora.inject"])  # a model left alone is the plain version
+@pytest.mark.parametrize("check", CANDIDATES)
 def test_nothing_earns_nothing(check: str) -> None:
     def nothing(*args: object) -> None:
         return None
@@ -45,18 +45,17 @@ def test_nothing_earns_nothing(check: str) -> None:
     assert verdict.points == 0, verdict.as_text()
 
 
-class Full(nn.Module):
-    """Full fine-tuning in the shape of the exercise: right outputs, no technique."""
-
-    def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.base = base
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x)
-
-
 def test_plain_earns_a_quarter_at_most() -> None:
+    class Full(nn.Module):
+        """Full fine-tuning in the shape of the exercise: right outputs, no technique."""
+
+        def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float = 0.0) -> None:
+            super().__init__()
+            self.base = base
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base(x)
+
     def leave(model: nn.Module, *args: object) -> list[nn.Parameter]:
         return list(model.parameters())
 

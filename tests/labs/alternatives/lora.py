@@ -172,6 +172,22 @@ class Functional(nn.Module):
         return self.wrapped.forward(x) + (self.lora_alpha / self.r) * F.linear(F.linear(self.dropout(x), self.lora["A"]), self.lora["B"])
 
 
+@right("A in columns, in a Linear of its own class, the base's tensors as attributes", check=LINEAR)
+class Attributes(nn.Module):
+    def __init__(self, base, rank, alpha, dropout=0.0):
+        super().__init__()
+        self.weight, self.bias = base.weight, base.bias
+        for parameter in self.parameters():
+            parameter.requires_grad_(False)
+        self.a = nn.Linear(base.in_features, rank, bias=False).to(base.weight)
+        self.b = nn.Parameter(base.weight.new_zeros(rank, base.out_features))
+        self.p, self.scale = dropout, alpha / rank
+
+    def forward(self, x):
+        y = F.linear(x, self.weight, self.bias)
+        return torch.add(y, self.a(F.dropout(x, self.p, self.training)) @ self.b, alpha=self.scale)
+
+
 # -- inject --
 
 
@@ -438,4 +454,22 @@ def load_by_check_first(model, folder):
 
 right("scale folded into B, names checked first", check=ADAPTER)(
     (injector(TwoLinears), by_backup(TwoLinears)[0], save_by_state_dict, load_by_check_first)
+)
+
+
+def read_either_names(model, folder):
+    """Takes the names with PEFT's prefix and without it, and knows of every tensor whether it was used."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    injector(TwoLinears)(model, config["r"], config["lora_alpha"], tuple(config["target_modules"]))
+    renamed = {
+        key.removeprefix("base_model.model.").replace(".lora_A.", ".down.").replace(".lora_B.", ".up."): tensor
+        for key, tensor in load_file(folder / "adapter_model.safetensors").items()
+    }
+    missing, unexpected = model.load_state_dict(renamed, strict=False)
+    if unexpected or any(".down." in key or ".up." in key for key in missing):
+        raise RuntimeError("the file does not fit")
+
+
+right("load_state_dict, its two lists looked at", check=ADAPTER)(
+    (injector(TwoLinears), by_backup(TwoLinears)[0], files(TwoLinears, injector(TwoLinears))[0], read_either_names)
 )

@@ -41,7 +41,9 @@ class Layer(nn.Module):
             b = torch.randn_like(b)
         if "tiny" in flaws:
             b = 1e-2 * torch.randn_like(b)
-        if "float32" in flaws:
+        if "hair" in flaws:
+            b = 1e-7 * torch.randn_like(b)
+        if {"float32", "float32 and casts"} & flaws:
             a, b = a.float(), b.float()
         if "buffers" in flaws:
             self.register_buffer("A", a)
@@ -92,6 +94,8 @@ class Layer(nn.Module):
                 return out + F.linear(F.linear(x, a), b) * self.scale()
         x = x.detach() if "input detached" in flaws else x
         y = x
+        if "float32 and casts" in flaws:
+            return out + F.linear(F.linear(F.dropout(x, self.p, self.training).float(), a), b).to(out) * self.scale()
         if "always drops" in flaws:
             y = F.dropout(x, self.p, True)
         elif "drops in eval" in flaws:
@@ -133,24 +137,21 @@ for name, flaws, criterion, hint in [
     ("not divided by the rank", ["no rank"], "the update", "no-rank"),
     ("divided by the rank, without alpha", ["no alpha"], "the update", "no-alpha"),
     ("divided by the root of the rank", ["root"], "the update", "root"),
-    ("divided by the rank twice", ["divides twice"], "the update", "scale"),
     ("update doubled", ["doubled"], "the update", "twice"),
     ("alpha // rank", ["whole"], "the update", "scale"),
-    ("rank / alpha", ["upside down"], "the update", "scale"),
     ("factors detached in forward", ["detached"], "first steps", "no-update"),
-    ("factors' data in forward", ["data"], "first steps", "no-update"),
     ("update under no_grad", ["no grad"], "the update", "input-grad"),
     ("B gets no gradient", ["detaches B"], "first steps", "no-update"),
     ("input detached", ["input detached"], "the update", "input-grad"),
+    ("B random and tiny", ["hair"], "output at the start", "start"),
+    ("factors in fp32, cast in forward", ["float32 and casts"], "other layers", "dtype"),
     ("all rows of A alike", ["alike"], "first steps", "alike"),
     ("ReLU between the factors", ["nonlinear"], "the update", "update"),
     ("a third factor", ["third factor"], "trainable numbers", "trainable"),
-    ("alpha trains", ["trains alpha"], "trainable numbers", "trainable"),
     ("dropout between the factors", ["drops hidden"], "dropout", "dropout-place"),
     ("factors in fp32 whatever the base", ["float32"], "runs", None),
     ("dropout on the base too", ["drops all"], "dropout", "dropout-base"),
     ("dropout in eval too", ["always drops"], "dropout", "dropout-mode"),
-    ("dropout in eval only", ["drops in eval"], "dropout", "dropout-mode"),
     ("dropout forgotten", ["no dropout"], "dropout", "dropout-none"),
     ("dropout without scaling up", ["not scaled up"], "dropout", "dropout-scale"),
     ("share to keep for share to drop", ["keeps p"], "dropout", "dropout-share"),
@@ -159,6 +160,25 @@ for name, flaws, criterion, hint in [
     ("backward writes to the base", ["writes base"], "base untouched", "base-moves"),
 ]:
     wrong(name, check=LINEAR, criterion=criterion, hint=hint)(flawed(*flaws))
+
+
+@wrong("seeds torch: the same numbers in every layer", check=LINEAR, criterion="first steps", hint="same-numbers")
+class Seeded(Layer):
+    def __init__(self, base, rank, alpha, dropout=0.0):
+        torch.manual_seed(0)
+        super().__init__(base, rank, alpha, dropout)
+
+
+@wrong("the base in a list, where no module sees it", check=LINEAR, criterion="base untouched", hint="base-hidden")
+class Hidden(Layer):
+    def __init__(self, base, rank, alpha, dropout=0.0):
+        super().__init__(base, rank, alpha, dropout)
+        del self.base
+        self.kept = [base]
+
+    def forward(self, x):
+        y = F.dropout(x, self.p, self.training)
+        return self.kept[0](x) + F.linear(F.linear(y, self.A), self.B) * self.scale()
 
 
 @wrong("do nothing: the base as it is", check=LINEAR, criterion="trainable numbers", hint="base-trains")
@@ -260,10 +280,6 @@ def first_only(model, targets):
     return named(model, targets)[:1]
 
 
-def top_only(model, targets):
-    return [(name, child) for name, child in model.named_children() if name in targets]
-
-
 def query_only(model, targets):
     return named(model, targets[:1])
 
@@ -275,24 +291,21 @@ def every_linear(model, targets):
 for name, inject, criterion, hint in [
     ("LORA-04 nothing frozen but the targets", injector(freeze="no"), "everything else", "frozen"),
     ("LORA-04 biases still train", injector(freeze="weights"), "everything else", "frozen"),
-    ("LORA-04 only the blocks frozen", injector(freeze="blocks"), "everything else", "frozen"),
     ("LORA-05 adapters frozen too", injector(freeze="after"), "adapters", "all-frozen"),
     ("LORA-20 all parameters for the optimizer", injector(give="all"), "for the optimizer", "optimizer"),
     ("returns nothing", injector(give="none"), "for the optimizer", "optimizer"),
-    ("returns the model", injector(give="model"), "for the optimizer", "optimizer"),
     ("returns the first layer's only", injector(give="first"), "training", "training"),
     ("returns A's only", injector(give="A"), "training", "training"),
     ("names a part of a target", injector(by_substring), "adapters", "extra"),
     ("misses the layer at the top", injector(by_ending), "adapters", "missing"),
     ("first layer only", injector(first_only), "adapters", "missing"),
-    ("top layer only", injector(top_only, check_found=False), "adapters", "missing"),
     ("first target only", injector(query_only), "adapters", "missing"),
     ("every Linear", injector(every_linear), "adapters", "extra"),
     ("quiet where nothing matches", injector(check_found=False), "edge cases", "no-match"),
     ("second call freezes the adapters", injector(guard=False, check_found=False), "edge cases", "again"),
     ("LORA-02 changes the model", injector(layer=flawed("both random")), "output at the start", "start"),
     ("rank doubled", injector(layer=lambda base, rank, alpha, p: Layer(base, 2 * rank, alpha, p)), "adapters", "count"),
-    ("LORA-23 factors the model does not know", injector(layer=flawed("unregistered")), "adapters", "all-frozen"),
+    ("LORA-23 factors the model does not know", injector(layer=flawed("unregistered")), "output at the start", "all-frozen"),
     ("LORA-22 alpha lost on the way", injector(layer=lambda base, rank, alpha, p: Layer(base, rank, 1, p)), "training", "training"),
     ("square sizes: in for out", injector(layer=lambda base, rank, alpha, p: SquareOnly(base, rank, alpha, p)), "runs", "sizes"),
 ]:
@@ -305,18 +318,41 @@ class SquareOnly(Layer):
         self.B = nn.Parameter(torch.zeros(base.in_features, rank))
 
 
-@wrong("do nothing", check=INJECT, criterion="adapters", hint="none")
+@wrong("do nothing", check=INJECT, criterion="output at the start", hint="none")
 def inject_nothing(model, rank, alpha, targets=("query", "value"), dropout=0.0):
     return list(model.parameters())
 
 
-@wrong("freezes, adds nothing", check=INJECT, criterion="adapters", hint="all-frozen")
+@wrong("freezes, adds nothing", check=INJECT, criterion="output at the start", hint="all-frozen")
 def inject_freezes(model, rank, alpha, targets=("query", "value"), dropout=0.0):
     model.requires_grad_(False)
     return []
 
 
-@wrong("LORA-10 adapters on a copy", check=INJECT, criterion="adapters", hint="none")
+@wrong("freezes, returns parameters of no layer", check=INJECT, criterion="output at the start", hint="all-frozen")
+def inject_elsewhere(model, rank, alpha, targets=("query", "value"), dropout=0.0):
+    model.requires_grad_(False)
+    return [nn.Parameter(torch.zeros(rank, linear.in_features)) for _, linear in named(model, targets)]
+
+
+@wrong("freezes before it refuses a second call", check=INJECT, criterion="edge cases", hint="again")
+def inject_freezing_first(model, rank, alpha, targets=("query", "value"), dropout=0.0):
+    model.requires_grad_(False)
+    return injector()(model, rank, alpha, targets, dropout)
+
+
+@wrong("another kind of error where nothing matches", check=INJECT, criterion="edge cases", hint="other-error")
+def inject_asserting(model, rank, alpha, targets=("query", "value"), dropout=0.0):
+    assert named(model, targets), "no such layer"
+    return injector()(model, rank, alpha, targets, dropout)
+
+
+@wrong("dropout not handed on", check=INJECT, criterion="edge cases", hint="dropout")
+def inject_undropped(model, rank, alpha, targets=("query", "value"), dropout=0.0):
+    return injector()(model, rank, alpha, targets)
+
+
+@wrong("LORA-10 adapters on a copy", check=INJECT, criterion="output at the start", hint="none")
 def inject_on_a_copy(model, rank, alpha, targets=("query", "value"), dropout=0.0):
     return injector()(copy.deepcopy(model), rank, alpha, targets, dropout)
 
@@ -579,7 +615,7 @@ def unmerge_drops(model):
         put(model, path, layer.base)
 
 
-wrong("adapters gone after unmerging", check=MERGE, criterion="unmerged", hint="restore")((injector(), merge, unmerge_drops))
+wrong("adapters gone after unmerging", check=MERGE, criterion="unmerged", hint="frees")((injector(), merge, unmerge_drops))
 
 
 def unmerge_frozen(model):
@@ -600,6 +636,15 @@ def unmerge_rounded(model):
 wrong("LORA-13 takes away another rounding", check=MERGE, criterion="unmerged", hint="restore")((injector(), merge, unmerge_rounded))
 
 
+def unmerge_zeroing(model):
+    unmerge(model)
+    for layer in layers(model):
+        nn.init.zeros_(layer.B)
+
+
+wrong("factors emptied after unmerging", check=MERGE, criterion="unmerged", hint="frees")((injector(), merge, unmerge_zeroing))
+
+
 # -- adapter files --
 
 PREFIX = "base_model.model."
@@ -616,7 +661,7 @@ def saver(*flaws):
         folder = Path(folder)
         if "unmerges" in flaws:
             unmerge(model)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok="new folders only" not in flaws)
         tensors, found = {}, at(model)
         prefix = "" if "no prefix" in flaws else "model." if "half prefix" in flaws else PREFIX
         for path, layer in found.items():
@@ -659,6 +704,8 @@ def saver(*flaws):
         }.items():  # fmt: skip
             if flaw in flaws:
                 config |= change
+        if "whole alpha" in flaws:
+            config["lora_alpha"] = int(one.alpha)
         if "no config" not in flaws:
             (folder / "adapter_config.json").write_text(json.dumps(config))
 
@@ -677,6 +724,8 @@ def loader(*flaws):
             alpha = rank
         if "own alpha" in flaws:
             alpha = 16
+        if "targets of the tensors" in flaws:
+            targets = {name.split(".")[-3] for name in tensors}
         if "own targets" in flaws:
             targets = ("query", "value")
         if "nothing" in flaws:
@@ -711,11 +760,9 @@ for name, save_flaws, load_flaws, criterion, hint in [
     ("LORA-16 one layer saved", ["one layer"], ["lenient"], "loaded onto a fresh base", "loaded"),
     ("LORA-17 names without their prefix, nothing loaded", ["no prefix"], ["lenient"], "loaded onto a fresh base", "same-as-base"),
     ("LORA-17 loader skips what it does not know", [], ["lenient"], "what does not fit", "misfit"),
-    ("LORA-17 loader with names of its own", [], ["other prefix"], "loaded onto a fresh base", "same-as-base"),
     ("loads nothing", [], ["nothing"], "loaded onto a fresh base", "same-as-base"),
     ("LORA-22 alpha not in the file", ["no alpha"], ["alpha is r"], "loaded onto a fresh base", "loaded"),
     ("LORA-22 alpha of the file not read", [], ["alpha is r"], "loaded onto a fresh base", "loaded"),
-    ("LORA-22 alpha by habit", [], ["own alpha"], "loaded onto a fresh base", "loaded"),
     ("alpha is the scale in the file", ["alpha is the scale"], [], "loaded onto a fresh base", "loaded"),
     ("scale folded into B, and alpha too", ["scale in B"], [], "loaded onto a fresh base", "loaded"),
     ("no peft_type", ["no type"], [], "configuration", "config"),
@@ -723,12 +770,13 @@ for name, save_flaws, load_flaws, criterion, hint in [
     ("targets by habit", [], ["own targets", "lenient"], "others' files", "same-as-base"),
     ("saved in 16 bit", ["half"], [], "loaded onto a fresh base", "rounded"),
     ("an adapter's own name in the keys", ["default names"], ["lenient"], "loaded onto a fresh base", "same-as-base"),
-    ("no .weight at the end", ["no weight"], ["lenient"], "loaded onto a fresh base", "same-as-base"),
     ("another file name", ["file name"], [], "loaded onto a fresh base", "files"),
-    ("a pickle", ["pickle"], [], "loaded onto a fresh base", "files"),
-    ("no configuration", ["no config"], [], "loaded onto a fresh base", "files"),
     ("leftovers are fine", [], ["extra is fine"], "what does not fit", "misfit"),
     ("any shape that broadcasts", [], ["any shape"], "what does not fit", "misfit"),
+    ("layers by the tensors' names, not by the configuration", [], ["targets of the tensors"], "what does not fit", "misfit"),
+    ("int(alpha)", ["whole alpha"], [], "loaded onto a fresh base", "loaded"),
+    ("LORA-25 saving leaves the model unmerged", ["unmerges"], [], "saved while merged", "changed"),
+    ("fails where the folder exists", ["new folders only"], [], "saved while merged", "existing"),
     ("LORA-25 zeros saved while merged", ["from weights"], [], "saved while merged", "merged"),
     ("merged twice after loading", [], ["merges"], "loaded onto a fresh base", "loaded"),
 ]:
