@@ -8,6 +8,7 @@ import torch
 from labkit.checks._core import WrongResult
 
 SHAPES = ((3, 2), (5,), (2, 2, 2), (4,))  # the first two in one group of the optimizer, the others in a second
+LARGE = 1e30
 POISON = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
@@ -52,9 +53,10 @@ class Bench:
 
 
 def play(scaler: Any, bench: Bench, script: Sequence[dict[str, Any]], seed: int, how: str = "step") -> tuple[list[Any], dict[str, Any]]:
-    """Run a script, one dict per step: {} or {"poison": "inf", "at": index of a parameter}. Returns rows and gradients seen.
+    """Run a script, one dict per step: {}, {"poison": "inf", "at": index of a parameter} or {"large": index}. Returns rows and gradients.
 
-    how : "step" leaves unscaling to step(); "unscale" calls unscale_ before it, "twice" two times, "clip" clips by value in between
+    how : "step" leaves unscaling to step(); "unscale" calls unscale_ before it, "twice" two times and once more after it,
+          "clip" clips by value in between
     """
     rows, tensors = [], {}
     for number, line in enumerate(script):
@@ -66,18 +68,18 @@ def play(scaler: Any, bench: Bench, script: Sequence[dict[str, Any]], seed: int,
             raise WrongResult("after backward from scale(loss), the parameters have no gradient", "no-graph")
         if "poison" in line:
             bench.parameters[line["at"]].grad.flatten()[-1] = POISON[line["poison"]]
+        if "large" in line:
+            bench.parameters[line["large"]].grad.flatten()[-1] = LARGE  # finite; its square is not
         if how != "step":
             scaler.unscale_(bench.optimizer)
         if how == "twice":
-            try:
-                scaler.unscale_(bench.optimizer)
-            except RuntimeError:
-                row["refused"] = True
+            _unscale_again(scaler, bench)
         if how == "clip":
             torch.nn.utils.clip_grad_value_(bench.parameters, 0.75, foreach=False)
         before, bench.seen = bench.everything(), None
         row["returned"] = _truth(scaler.step(bench.optimizer))
         row["stepped"] = bench.seen is not None
+        row["divided again"] = how == "twice" and _unscale_again(scaler, bench)
         after = bench.everything()
         row["unchanged"] = len(before) == len(after) and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         row["clean"] = all(grad is None or bool(grad.isfinite().all()) for grad in bench.seen or ())
@@ -88,6 +90,16 @@ def play(scaler: Any, bench: Bench, script: Sequence[dict[str, Any]], seed: int,
         rows.append(row)
     rows.append({"scale": read_scale(scaler), "told": float(scaler.get_scale())})
     return rows, tensors
+
+
+def _unscale_again(scaler: Any, bench: Bench) -> bool:
+    """Call unscale_ once more before update(), which may refuse. Returns whether a gradient changed."""
+    before = [p.grad.clone() for p in bench.parameters]
+    try:
+        scaler.unscale_(bench.optimizer)
+    except RuntimeError:
+        pass
+    return any(not torch.equal(a, p.grad) for a, p in zip(before, bench.parameters, strict=True) if a.isfinite().all())
 
 
 def _truth(value: Any) -> bool | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 SHARE = 0.05  # of the way that fp32 goes; stochastic rounding of all weights strays by 0.7% (one standard deviation)
 UPDATES = 200
+GAPS = ("down.bias", "up.bias")
 
 
 class Small(nn.Module):
@@ -46,7 +47,10 @@ class Small(nn.Module):
 
 
 def gradients(start: dict[str, torch.Tensor], values: dict[str, Any], step: int) -> dict[str, torch.Tensor]:
-    """This step's gradient of each trained parameter, in its dtype; `start` holds their first values. `steady` ones never change."""
+    """This step's gradient of each trained parameter, in its dtype; `start` holds their first values. `steady` ones never change.
+
+    With `gaps`, GAPS has a parameter with a gradient of zeros in the second step, and one without any in the third.
+    """
     generator = torch.Generator().manual_seed(values["seed"] + 1 + (0 if values.get("steady") else step))
     found = {}
     for name, first in start.items():
@@ -55,9 +59,13 @@ def gradients(start: dict[str, torch.Tensor], values: dict[str, Any], step: int)
         if values.get("steady"):  # no weight crosses a power of two: the spacing stays what it is
             sign = torch.where(first.float().abs() < 1.4, -1.0, 1.0) * first.float().sign()
         grad = sign * size * values.get("size", 1.0) * values.get("scale", 1.0)
+        if values.get("gaps") and (name, step) == (GAPS[0], 1):
+            grad = torch.zeros_like(grad)  # momentum moves it all the same
         if values.get("zeros"):
             grad = torch.where(torch.rand(first.shape, generator=generator) < 0.3, 0.0, grad)
         found[name] = grad.to(first.dtype)
+    if values.get("gaps") and step == 2:
+        del found[GAPS[1]]
     return found
 
 
@@ -72,7 +80,7 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     tiny = {"bfloat16": 1e-3, "float16": 1.2e-4}  # about an eighth of the spacing between neighbours
     cases = []
     for dtype in ("bfloat16", "float16"):
-        plain = {"dtype": dtype, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "steps": 3}
+        plain = {"dtype": dtype, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "steps": 3, "gaps": True}
         cases.append(Case(f"3 steps, {dtype} weights", plain | {"seed": seed()}, covers=("steps", "left alone")))
     for dtype, lr in tiny.items():
         values = {"dtype": dtype, "optimizer": "sgd", "lr": lr, "steps": UPDATES, "steady": True, "seed": seed()}
@@ -111,6 +119,8 @@ def _probe(candidate: Any, case: Case) -> Observation:
                 parameter.grad = grad.to(parameter.dtype)
             training.step(*([values["scale"]] if "scale" in values else []))
             model.zero_grad()
+            if values.get("gaps") and not step:
+                model.frozen.add_(1)  # it is no weight of this training, but somebody else's to change
             trail.append(float(model.up.weight.detach()[0, 0]))
     kept = {name: id(parameter) == same.get(name) for name, parameter in model.named_parameters()}
     return Observation({"kept": kept, "trail": trail}, {name: tensor.detach() for name, tensor in model.state_dict().items()})
@@ -139,16 +149,22 @@ def _train(told: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor],
         for step in range(values["steps"]):
             for name, grad in gradients(first, values, step).items():
                 weights[name].grad = grad.float() / values.get("scale", 1.0)
+            if values.get("none is zero") and step:
+                for weight in weights.values():
+                    weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
             optimizer.step()
+            optimizer.zero_grad()
             trail.append(float(weights["up.weight"].detach()[0, 0]))
     return start, {name: value.detach() for name, value in weights.items()}, trail
 
 
-def _stray(values: dict[str, Any], seen: Observation) -> tuple[float, str]:
-    """How far the worst weight is from fp32's, in spacings of its 16-bit neighbours, and which it is."""
+def _stray(values: dict[str, Any], seen: Observation, gaps: bool = False) -> tuple[float, str]:
+    """How far the worst weight is from fp32's, in spacings of its 16-bit neighbours, and which it is. `gaps`: of GAPS only, or not."""
     _, end, _ = _expected(values)
     worst, where = 0.0, ""
     for name, wanted in end.items():
+        if values.get("gaps") and gaps != (name in GAPS):
+            continue
         got = seen.tensors[name]
         spacing = torch.finfo(DTYPES[values["dtype"]]).eps * wanted.abs().clamp(min=0.25)
         far = ((got.float() - wanted).abs() / spacing).nan_to_num(nan=1e9, posinf=1e9).max()
@@ -189,11 +205,18 @@ def _judge_steps(values: dict[str, Any], seen: Observation) -> Finding:
 
 def _judge_left(values: dict[str, Any], seen: Observation) -> Finding:
     model, wanted = Small(DTYPES[values["dtype"]], values["seed"]), "the rest of the model as it was"
+    if values.get("gaps"):
+        model.frozen.add_(1)
     state = model.state_dict()
     got = seen.tensors
     bad = [f"{name} changed" for name in ("frozen", "unused", "seen") if not torch.equal(got[name].to(state[name].dtype), state[name])]
     bad += [f"{name} is {got[name].dtype}".replace("torch.", "") for name in state if got[name].dtype != state[name].dtype]
     bad += [f"{name} is another object" for name, kept in seen.values["kept"].items() if not kept]
+    # Who keeps all weights in one buffer has zeros where there is no gradient: momentum moves these on, which is as good.
+    far = min(_stray(values | {"none is zero": zero}, seen, gaps=True) for zero in (False, True))
+    if not bad and far[0] > 4:
+        when = "no gradient in step 3" if far[1] == GAPS[1] else "a gradient of zeros in step 2"
+        return Finding("left alone", False, wanted, f"{far[1]}, with {when}, is {far[0]:.0f} spacings away", "idle")
     return Finding("left alone", not bad, wanted, ", ".join(bad[:2]) or "yes", "left-alone")
 
 

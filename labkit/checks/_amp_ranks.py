@@ -82,7 +82,8 @@ def _judge_ranks(values: dict[str, Any], seen: Observation, union: list[bool], c
             judge_gradients(at, one, union, criterion),
         ):
             if not finding.passed:
-                return Finding(criterion, False, text, f"rank {rank}: {finding.observed}", finding.hint)
+                heavy = one.values["sent"] > MAX_BYTES * len(union) or (finding.hint == "alike" and len(seen.ranks) > 1)
+                return Finding(criterion, False, text, f"rank {rank}: {finding.observed}", "heavy" if heavy else finding.hint)
     return Finding(criterion, True, text, f"so, {len(seen.ranks)} {'ranks' if len(seen.ranks) > 1 else 'process'}")
 
 

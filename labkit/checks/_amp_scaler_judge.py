@@ -51,6 +51,9 @@ def _trace_hint(settings: dict[str, float], overflows: Sequence[bool], number: i
         return "no-cap"
     if got < settings.get("min_scale", 1.0) * (1 - RTOL):
         return "no-floor"
+    ends = settings.get("min_scale", 1.0), settings.get("max_scale", 2.0**24)
+    if wanted[number] in ends and same(got, wanted[number - 1]) and ends[0] < got < ends[1]:
+        return "short-of-limit"
     if overflows[number - 1]:
         return "no-backoff" if got >= wanted[number - 1] * (1 - RTOL) else "trace"
     interval = int(settings.get("growth_interval", 2000))
@@ -67,7 +70,7 @@ def judge_gradients(values: dict[str, Any], seen: Observation, overflows: Sequen
     rows = seen.values["rows"]
     trace = expected_scales(values["settings"], overflows)
     for number, overflow in enumerate(overflows):
-        if overflow or not rows[number]["stepped"]:
+        if overflow or not rows[number]["stepped"] or "large" in values.get("script", [{}] * (number + 1))[number]:
             continue
         ratios = []
         for index, grad in enumerate(true_gradients(values["seed"], number)):
@@ -101,7 +104,9 @@ def _ratio_hint(ratios: Sequence[float], worst: float, trace: Sequence[float], n
     return "which-scale" if any(close(worst, scale / other) for other in others) else "gradients"
 
 
-def judge_skips(rows: Sequence[dict[str, Any]], overflows: Sequence[bool], criterion: str, late: str = "not-skipped") -> Finding:
+def judge_skips(
+    rows: Sequence[dict[str, Any]], overflows: Sequence[bool], criterion: str, late: str = "not-skipped", good: str = "skips-good"
+) -> Finding:
     """Which steps the optimizer took, and that nothing moved in the others."""
     text = f"{sum(overflows)} of {len(overflows)}, nothing moved in them"
     for number, overflow in enumerate(overflows):
@@ -112,7 +117,7 @@ def judge_skips(rows: Sequence[dict[str, Any]], overflows: Sequence[bool], crite
         if overflow and not row["unchanged"]:
             return Finding(criterion, False, text, f"{told} was skipped, and parameters or state changed", "skip-changed")
         if not overflow and not row["stepped"]:
-            return Finding(criterion, False, text, f"{told} was finite, and was skipped", "skips-good")
+            return Finding(criterion, False, text, f"{told} was finite, and was skipped", good)
         if row["returned"] is not (not overflow):
             return Finding(criterion, False, text, f"{told}: step() returned {row['returned']}", "returned")
     return Finding(criterion, True, text, "yes")
@@ -133,12 +138,19 @@ def judge(case: Case, seen: Observation) -> list[Finding]:
     if case.covers == ("limits",):
         return [Finding("limits", trace.passed, f"from {values['settings']['min_scale']:g} to {values['settings']['max_scale']:g}, exact",
                         trace.observed, trace.hint)]  # fmt: skip
-    if case.covers == ("tested before clipping",):
-        skips = judge_skips(rows, overflows, "tested before clipping", "late-test")
-        return [skips if not skips.passed else judge_gradients(values, seen, overflows, "tested before clipping", clip=0.75)]
+    if case.covers == ("test for inf",):
+        clipped, large = values["how"] == "clip", any("large" in line for line in values["script"])
+        late, good = "late-test" if clipped else "not-skipped", "sums" if large else "skips-good"
+        skips = judge_skips(rows, overflows, "test for inf", late, good)
+        return [skips if not skips.passed else judge_gradients(values, seen, overflows, "test for inf", clip=0.75 if clipped else 0.0)]
     if case.covers == ("unscaled once",):
         grads = judge_gradients(values, seen, overflows, "unscaled once")
-        return [grads if not grads.passed else judge_skips(rows, overflows, "unscaled once")]
+        skips = judge_skips(rows, overflows, "unscaled once")
+        again = [number for number, row in enumerate(rows[:-1]) if row["divided again"]]
+        if grads.passed and skips.passed and again:
+            told = f"step {again[0] + 1}: a call between step() and update() divided once more"
+            return [Finding("unscaled once", False, grads.expected, told, "twice")]
+        return [grads if not grads.passed else skips]
     return [judge_gradients(values, seen, overflows, "gradients"), trace, judge_skips(rows, overflows, "skipped steps")]
 
 

@@ -52,7 +52,7 @@ def flat(grads: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _judge_numbers(values: dict[str, Any], seen: Observation, name: str) -> Finding:
     """Losses and the gradients that the optimizer saw."""
-    losses, taken, _ = expected(values, seen.values["rates"])
+    losses, taken, norms = expected(values, seen.values["rates"])
     text, rows = "losses and gradients of the model, unscaled", seen.values["rows"]
     scaler = values["scales"] is not None
     for number, (row, loss) in enumerate(zip(rows, losses, strict=True)):
@@ -69,6 +69,8 @@ def _judge_numbers(values: dict[str, Any], seen: Observation, name: str) -> Find
             told = f"step {number + 1}: gradient {ratio:.4g} times as large"
             # Clipped, a sum has no ratio of its own; that the first step was right tells it.
             hint = "update" if scaler else "summed" if number else "scaled-anyway"
+            if not number and values.get("max_norm") and abs(float(mine.norm()) - norms[0]) <= RTOL * norms[0]:
+                hint = "norm"  # the gradient as it was before clipping
             return Finding(name, False, text, told, hint)
         if abs(row["loss"] - loss) > RTOL * abs(loss):
             scale = values["scales"][number] if scaler else 0.0

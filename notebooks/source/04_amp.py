@@ -138,10 +138,10 @@ class MasterWeights:
     step(scale=1.0) : one update from the gradients on the model's parameters, which are `scale`
         times too large; divide them in fp32, where small ones survive. Then the model's own
         parameters (the same objects, in their dtype) hold the new weights, rounded. A parameter that
-        never has a gradient keeps its value.
+        never has a gradient keeps its value, and no gradient is used in two steps.
     reload()        : the model's weights were written by someone else; go on from those
 
-    What remains of an update below the spacing of 16-bit numbers is not lost: after 200 of them a
+    What of an update lies below the spacing of 16-bit numbers is not lost: after 200 of them a
     tensor has moved as far as in fp32, within 5%. The caller clears the model's gradients. About 14 lines.
     """
 
@@ -232,8 +232,8 @@ lines(lost, title="Weights of the GPT that do not notice their update", x="size 
 # **back off**. Many good steps in a row say *maybe too low*: **grow**. The search costs a skipped step now and then.
 
 # %% [markdown]
-# A skipped step is as if it had never been: weights and Adam's moments stay bit for bit. Test for inf *before* anybody clips: a clipped
-# inf looks like a number.
+# A skipped step is as if it had never been: weights and Adam's moments stay bit for bit. Test for inf *before* anybody clips: clipped
+# by value, an inf looks like a number.
 #
 # **Predict first.** The scale begins at 1024, back-off factor 0.5, growth factor 2, growth interval 3. The first step overflows, then four
 # good ones come. What is the scale after these five steps?
@@ -251,18 +251,18 @@ class DynamicLossScaler:
     scale(loss)         : loss (0-dim, any float dtype) times the scale, in fp32; backward starts there
     unscale_(optimizer) : divides .grad of all of the optimizer's parameters, in place, by the scale that
         backward had, and notes whether any holds an inf or nan. Parameters without .grad are fine.
-        Once per step: a second call before update() raises RuntimeError, or does nothing
+        Once per step: another call before update(), after step() too, raises RuntimeError or does nothing
     step(optimizer)     : unscale_, if it was not called since the last update(); then optimizer.step(),
         unless an inf or nan was noted. Returns True if the optimizer stepped, False if not
     update()            : ends the step. After a skipped one: scale * backoff_factor, and the count of
         good steps starts again. After growth_interval good ones in a row: scale * growth_factor, and the
         count starts again. The scale stays within min_scale and max_scale
     get_scale()         : the scale, a float
-    state_dict()        : a dict, a snapshot that later steps do not change; load_state_dict(state), in a
+    state_dict()        : a dict, a snapshot that no later step changes; load_state_dict(state), in a
         scaler of the same settings, goes on as if there had been no stop
 
-    Parameters and gradients are fp32. `torch.amp.GradScaler` and the functions `torch._amp_...` that it calls
-    are off limits. About 30 lines.
+    One scaler serves one optimizer. Parameters and gradients are fp32. `torch.amp.GradScaler` and the functions
+    `torch._amp_...` that it calls are off limits. About 30 lines.
     """
 
     def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000,
@@ -695,8 +695,15 @@ lines(series, title="Rank 1 overflows in its fifth step", x="step", y="scale (po
 # gradients with fp32 masters; then PyTorch's, autocast over fp32 weights.
 
 # %%
-half_model = GPT(LARGE).bfloat16()
-half_masters = MasterWeights(half_model, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
+half_model, half_adams = GPT(LARGE).bfloat16(), []
+
+
+def half_adam(parameters):
+    half_adams.append(torch.optim.AdamW(parameters, lr=1e-3))
+    return half_adams[-1]
+
+
+half_masters = MasterWeights(half_model, half_adam)
 
 
 def masters_loss():
@@ -714,7 +721,7 @@ def autocast_loss():
 
 
 kinds = {
-    "16-bit weights": (masters_loss, masters_update, [half_model, half_masters.optimizer, inputs, targets]),
+    "16-bit weights": (masters_loss, masters_update, [half_model, *half_adams, inputs, targets]),
     "autocast": (autocast_loss, lambda: step_and_clear(adam), watched),
 }
 for name, kind in kinds.items():
@@ -746,10 +753,10 @@ stacked_bars(bars, title="One step, before and after", y="MiB", limits={"half of
 
 # %% [markdown]
 # So "mixed precision halves memory" needs a word more. The **states**, what is there for every parameter whatever the batch (weights +
-# gradients + Adam), take the same bytes in all three: of the 6 for weights, 4 are masters. (And while masters step, their fp32
-# gradients are there too, 4 more for a moment: the low bump at the end of the picture.) Only activations shrink: to a half where
-# everything is 16-bit, to what you measured under autocast, which keeps in fp32 what it does not trust to 16 bits (0.57 to 0.60 on
-# other models). The lecture describes the first kind, `torch.autocast` is the second.
+# gradients + Adam), take the same bytes in all three: of the 6 for weights, 4 are masters. (While masters step, their fp32
+# gradients are there too, 4 more for a moment: the low bump at the end.) Only activations shrink: to a half where everything is
+# 16-bit, to what you measured under autocast, which keeps in fp32 what it does not trust to 16 bits. The lecture describes the first
+# kind, `torch.autocast` is the second.
 #
 # The peak stays above half in both. A budget of half takes one more technique: less batch at once (lab 05), or lab 02's.
 
@@ -779,8 +786,8 @@ stacked_bars(bars, title="One step, before and after", y="MiB", limits={"half of
 # %% [markdown]
 # ## What real frameworks call it
 #
-# - **PyTorch**: `torch.autocast` and `torch.amp.GradScaler`; growth interval 2000, no limits. Its found-inf flag stays on the card, so
-#   that a step need not wait for it. FSDP's `ShardedGradScaler` adds your all-reduce.
+# - **PyTorch**: `torch.autocast` and `torch.amp.GradScaler`; growth interval 2000, no limits. With a fused
+#   optimizer its found-inf flag stays on the card, and no step waits for it. FSDP's `ShardedGradScaler` adds your all-reduce.
 # - **NVIDIA Apex**: `O1` casts operators, `O2` is 16-bit weights with masters, the lecture's kind. **DeepSpeed** and **Megatron** do the
 #   latter: *fp16 optimizer*, *main params*, `initial_scale_power`, `hysteresis`.
 # - **Hugging Face** and **Lightning**: `fp16=True`, `bf16=True`, `precision="16-mixed"`. `bf16-true` has no masters.

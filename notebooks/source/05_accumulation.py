@@ -65,7 +65,7 @@ def loss_fn(model, batch):
 # ## The baseline
 #
 # One step on all 64 sequences. Parameters and momentum stay, gradients come in backward, and the mountain is activations: they grow with
-# the number of sequences, and nothing else here does.
+# the number of sequences, and next to nothing else here does.
 
 # %%
 def whole_step(model, optimizer, batch, title, budget_bytes=None):
@@ -108,9 +108,9 @@ except torch.OutOfMemoryError as error:
 #
 # *difficulty 2 of 5 · importance 3 of 5 · 15 to 20 minutes · 4 points*
 #
-# You cannot have 64 sequences at once. How many can you have? Nobody computes that by hand: you try. But a trial costs a step, so try
-# cleverly. Whatever fits, all smaller sizes fit too. Double until something fails; then the answer lies between the last size that
-# fits and the first that does not, and every trial in the middle halves what is left: **bisection**.
+# How many of the 64 sequences can you have at once? Nobody computes that by hand: you try. A trial costs a step, so try cleverly.
+# Whatever fits, all smaller sizes fit too. Double until something fails; then the answer lies between the last size that fits and
+# the first that does not, and every trial in the middle halves what is left: **bisection**.
 #
 # A failed trial must leave nothing behind. An exception that you keep holds its traceback, the traceback holds the frames of the calls that
 # were running, and the frames hold their tensors. So does an `except` block, for as long as you are inside it.
@@ -128,8 +128,8 @@ predicted_rows = 31  # a little less than half: parameters and momentum do not s
 def largest_micro_batch(step, limit):
     """The largest number of rows, from 1 to `limit`, for which step(rows) fits into memory; 0 if none does.
 
-    step  : runs one training step on that many rows (an int from 1 to limit) and returns nothing
-            of use, or raises torch.OutOfMemoryError. Whatever fits, all smaller numbers fit
+    step  : runs one training step on that many rows (an int from 1 to limit) and returns something
+            of no use, or raises torch.OutOfMemoryError. Whatever fits, all smaller numbers fit
     limit : int, at least 1
     Calls step at most 2 * log2(limit) + 3 times (log2 rounded up). When a trial begins, nothing of
     an earlier one is alive. Any other exception of step comes out unchanged. About 12 lines.
@@ -245,7 +245,7 @@ def accumulate(model, micro_batches, optimizer, loss_fn):
                     in the next (clear before the window or after it, as you like)
     The gradient that the optimizer sees is that of the mean over all rows of the window. One forward,
     one backward per micro-batch and one optimizer.step() in all; never more than one micro-batch's
-    graph is alive, and the peak does not grow with their number. Returns the mean loss of the window as a
+    activations are alive, and the peak does not grow with their number. Returns the mean loss of the window as a
     plain number (no graph hanging on it). About 7 lines.
     """
     ### BEGIN SOLUTION
@@ -419,8 +419,8 @@ step_weights(seen, [(0, 4), (0, 4)], title="The lecture's loop: 7 micro-batches 
              names=[f"epoch {number + 1}" for number in range(len(seen))])
 
 # %% [markdown]
-# Micro-batches 5 to 7 make no step in their own epoch. Their gradients, taken on weights that no longer exist, wait and are added to the
-# next epoch's first window, which becomes 1.75 times too large. (If the epoch had begun with a `zero_grad`, they would be lost.)
+# Micro-batches 5 to 7 make no step in their own epoch. Their gradients wait and are added to the next epoch's first window, which
+# becomes 1.75 times as large as it should be. (If the epoch had begun with a `zero_grad`, they would be lost.)
 #
 # A short last window deserves a step of its own, divided by what is really in it. And the learning rate's **scheduler** counts updates: it
 # moves once after each step of the optimizer, not once per micro-batch.
@@ -552,13 +552,13 @@ print(f"by targets:    the update is off by {off(by_targets, right):.0e} (you pr
 #
 # *difficulty 4 of 5 · importance 4 of 5 · 20 to 30 minutes · 6 points*
 #
-# The lecture's last loop combines mixed precision with accumulation. Add what real runs have: clipping of the gradient's norm, a
-# schedule, and a short last window. Every call now has one right place:
+# The lecture's last loop combines mixed precision with accumulation. Add clipping of the gradient's norm, a schedule, and a short last
+# window: every call has one right place.
 #
 # - autocast around each forward; the scaled loss goes backward; the sum in `.grad` is scaled, and *all of a window shares one scale*;
 # - once per window: unscale, clip, step, update, clear;
 # - if one micro-batch overflowed, the sum is infinite and the *whole window* is skipped;
-# - a skipped window is no update: the schedule stands still. (Some libraries move it all the same. Here it counts updates.)
+# - a skipped window is no update: the schedule stands still. (Some libraries move it all the same.)
 
 # %% [markdown]
 # **Predict first.** 12 micro-batches in windows of 4: how often is each of `scale`, `unscale_`, `update` called in one epoch?
@@ -574,8 +574,8 @@ def train_epoch_amp(model, micro_batches, optimizer, loss_fn, window, scheduler,
     """One epoch as `train_epoch`, with forwards in float16, a loss scaler and clipping.
 
     scaler   : a torch.amp.GradScaler of that device, or one with the same methods: scale(loss),
-               unscale_(optimizer), step(optimizer), update(), get_scale(). Each loss goes backward scaled;
-               the scaler is updated once after each window and only then
+               unscale_(optimizer), step(optimizer), update(), get_scale(), which falls after a skipped step. Each
+               loss goes backward scaled; the scaler is updated once after each window and only then
     max_norm : limit for the norm of the window's whole gradient, in the optimizer's own units (unscaled)
     device   : "cpu" or "cuda", for torch.autocast; its dtype is torch.float16
     Everything else as in `train_epoch`: the last window may be short. A window in which any gradient is infinite or
@@ -754,10 +754,10 @@ except PaperScaleError as error:
 # %% [markdown]
 # ## Reflection
 #
-# The lecture asks: *you want an effective batch size of 256, and your card holds 8. What do you set `accumulation_steps` to?* That number you have
-# computed. Say what it is worth, in four to eight sentences, with your own measurements: (a) the largest micro-batch that you found in float32 and in
-# bfloat16, and into how many pieces 256 is cut with each; (b) what your times per sequence say about choosing pieces of 1 instead; (c) by
-# how much the variance fell from K = 1 to K = 16, what a step then costs in time, and whether 32 pieces per step are always worth it.
+# The lecture asks: *you want an effective batch size of 256, and your card holds 8. What do you set `accumulation_steps` to?* Say
+# what that number is worth, in four to eight sentences, with your own measurements: (a) the largest micro-batch in float32 and in
+# bfloat16, and into how many pieces 256 is cut with each; (b) what your times per sequence say about pieces of 1; (c) by how much
+# the variance fell from K = 1 to K = 16, what a step then costs in time, and whether 32 pieces are always worth it.
 #
 # *A person grades this: 2 points for all three with your own numbers and reasons, 1 for two of them, 0 for general statements.*
 
@@ -780,7 +780,7 @@ except PaperScaleError as error:
 #
 # - **Hugging Face**: `gradient_accumulation_steps` of the `Trainer`, `accelerator.accumulate(model)` of Accelerate. Its mean-of-means
 #   was mended in October 2024: the trainer now counts targets over the window (`num_items_in_batch`).
-# - **Lightning**: `accumulate_grad_batches`; it steps on a short last window. **DeepSpeed**: `train_batch_size` is
+# - **Lightning**: `accumulate_grad_batches`; it steps on a short last window, divided by the full number all the same. **DeepSpeed**: `train_batch_size` is
 #   `train_micro_batch_size_per_gpu` times `gradient_accumulation_steps` times ranks. **Megatron**: `--micro-batch-size` and `--global-batch-size`.
 # - **PyTorch** has no function for it: it is what `backward` does. With several ranks, `no_sync` saves the messages between pieces (lab 07), and
 #   micro-batches are what fills a pipeline (lab 09).

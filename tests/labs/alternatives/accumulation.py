@@ -29,6 +29,7 @@ def by_bisection(step, limit):
 
 def by_doubling_and_bits(step, limit):
     """Doubles, then adds ever smaller powers of two."""
+
     def fits(rows):
         if rows > limit:
             return False
@@ -539,4 +540,48 @@ def clips_scaled(model, micro_batches, optimizer, loss_fn, window, scheduler, sc
         if scaler.get_scale() >= before:
             scheduler.step()
         losses.append(total)
+    return losses
+
+
+@right("each step moves the schedule, by a hook", check=EPOCH)
+def schedule_in_a_hook(model, micro_batches, optimizer, loss_fn, window, scheduler):
+    hook = optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    losses = []
+    try:
+        for start in range(0, len(micro_batches), window):
+            part, total = micro_batches[start : start + window], 0.0
+            for micro_batch in part:
+                loss = loss_fn(model, micro_batch) / len(part)
+                loss.backward()
+                total += loss.item()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total)
+    finally:
+        hook.remove()
+    return losses
+
+
+@right("the optimizer's hook tells whether it stepped", check=AMP)
+def told_by_a_hook(model, micro_batches, optimizer, loss_fn, window, scheduler, scaler, max_norm, device="cpu"):
+    made, losses = [], []
+    hook = optimizer.register_step_post_hook(lambda *_: made.append(1))
+    for start in range(0, len(micro_batches), window):
+        part, total = micro_batches[start : start + window], 0.0
+        optimizer.zero_grad()
+        for micro_batch in part:
+            with torch.autocast(device, torch.float16):
+                loss = loss_fn(model, micro_batch)
+            (scaler.scale(loss) / len(part)).backward()
+            total += loss.item() / len(part)
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        made.clear()
+        scaler.step(optimizer)
+        scaler.update()
+        if made:
+            scheduler.step()
+        losses.append(total)
+    optimizer.zero_grad()
+    hook.remove()
     return losses

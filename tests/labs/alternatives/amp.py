@@ -335,13 +335,12 @@ class History:
 # -- 4.3: amp_step --
 
 
-@right("zero_grad first, own clipping by norm, get_scale tells a skip", check=STEP)
+@right("zero_grad first, own clipping by norm", check=STEP)
 def by_hand(model, optimizer, inputs, targets, loss_fn, *, device_type, dtype, scaler=None, max_norm=None, scheduler=None):
     optimizer.zero_grad(set_to_none=False)
     with torch.amp.autocast(device_type=device_type, dtype=dtype):
         outputs = model(inputs)
         loss = loss_fn(outputs, targets)
-    before = scaler.get_scale() if scaler else 0.0
     (scaler.scale(loss) if scaler else loss).backward()
     if scaler:
         scaler.unscale_(optimizer)
@@ -351,12 +350,13 @@ def by_hand(model, optimizer, inputs, targets, loss_fn, *, device_type, dtype, s
             for p in model.parameters():
                 if p.grad is not None:
                     p.grad *= max_norm / norm
+    skipped = False
     if scaler:
-        scaler.step(optimizer)
+        skipped = not scaler.step(optimizer)
         scaler.update()
     else:
         optimizer.step()
-    if scheduler and not (scaler and scaler.get_scale() < before):
+    if scheduler and not skipped:
         scheduler.step()
     return loss.detach()
 

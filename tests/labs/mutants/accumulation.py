@@ -45,14 +45,6 @@ def keeps_the_error(step, rows):
     return True
 
 
-def catches_everything(step, rows):
-    try:
-        step(rows)
-    except Exception:
-        return False
-    return True
-
-
 def catches_runtime_errors(step, rows):
     try:
         step(rows)
@@ -152,10 +144,6 @@ def keeps_what_returns(step, limit):
     return low if kept is not low else 0
 
 
-def steps_of_ten(step, limit):
-    return bisect(lambda rows: step(min(limit, 10 * rows)), limit // 10) * 10
-
-
 def no_catch(step, limit):
     return bisect(step, limit, fits=lambda step, rows: step(rows) is None)
 
@@ -173,11 +161,9 @@ for name, search, criterion, hint in [
     ("never less than one", never_nothing, "largest that fits", "largest-zero"),
     ("tries more than the limit", beyond_the_limit, "trials", "range"),
     ("tries no rows at all", starts_at_zero, "trials", "range"),
-    ("multiples of ten", steps_of_ten, "largest that fits", "largest-zero"),
     ("keeps the exception", lambda step, limit: bisect(step, limit, keeps_the_error), "nothing left behind", "held"),
     ("goes on inside the except block", recursion_in_except, "nothing left behind", "held"),
     ("keeps what a step returned", keeps_what_returns, "nothing left behind", "held-result"),
-    ("every exception means no room", lambda step, limit: bisect(step, limit, catches_everything), "other errors", "swallowed"),
     ("every RuntimeError means no room", lambda step, limit: bisect(step, limit, catches_runtime_errors), "other errors", "swallowed"),
     ("nothing is caught", no_catch, "runs", "not-caught"),
     ("asks what step returns", lambda step, limit: bisect(step, limit, believes_what_returns), "runs", "not-caught"),
@@ -187,7 +173,6 @@ for name, search, criterion, hint in [
 for name, count, hint in [
     ("rounded down", lambda batch, largest: batch // largest, "pieces"),
     ("a fraction", lambda batch, largest: batch / largest, "pieces-type"),
-    ("the lecture's answer to everything", lambda batch, largest: 32, "pieces"),
     ("one more than needed", lambda batch, largest: batch // largest + 1, "pieces"),
     ("only where it divides", lambda n, most: next(k for k in range(1, n + 1) if n % k == 0 and n // k <= most), "pieces"),
 ]:
@@ -405,11 +390,6 @@ def epoch_with(*flaws):
     return train_epoch
 
 
-def drops_the_rest(model, micro_batches, optimizer, loss_fn, window, scheduler):
-    whole = len(micro_batches) // window * window
-    return epoch_with()(model, micro_batches[:whole], optimizer, loss_fn, window, scheduler)
-
-
 def fills_with_the_first(model, micro_batches, optimizer, loss_fn, window, scheduler):
     filled = (micro_batches * (window + 1))[: math.ceil(len(micro_batches) / window) * window]
     return epoch_with()(model, filled, optimizer, loss_fn, window, scheduler)
@@ -475,7 +455,6 @@ for name, flaws, criterion, hint in [
 
 for name, answer, criterion, hint in [
     ("do nothing", lambda *_: [], "full windows", "no-step"),
-    ("ACC-05 rest dropped", drops_the_rest, "last window", "flush"),
     ("rest filled up with the first ones", fills_with_the_first, "last window", "again"),
     ("rest joins the last full window", rest_joins_the_last_window, "full windows", "boundary"),
     ("plain: one backward per window", one_backward_per_window, "one graph at a time", "graphs"),
@@ -556,7 +535,6 @@ for name, answer, criterion, hint in [
     ("no step", by_weights(share, tail=["no step"]), "equal counts", "no-step"),
     ("no targets: zero times nan", by_weights(share, skip=False), "no targets", "no-targets"),
     ("no targets: nan made a number", nan_to_num, "no targets", "no-targets"),
-    ("ACC-19 dropped ones still counted in the divisor", by_weights(lambda c, s, i: 1 / len(c)), "unequal counts", "means"),
     ("ACC-16 one backward for all losses", one_backward, "one graph at a time", "graphs"),
     ("returns nothing", by_weights(share, tail=["no return"]), "loss", "loss-returned"),
     ("returns the mean of means", by_weights(share, logged=lambda c, s, i: 1 / len(c)), "loss", "loss-value"),

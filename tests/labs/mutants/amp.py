@@ -27,7 +27,7 @@ class FlawedMasters:
             for p in model.parameters():
                 p.data = p.data.to(model.up.weight.dtype)
         self.params = [p for p in model.parameters() if p.requires_grad]
-        if "frozen too" in self.flaws:
+        if {"frozen too", "frozen written back"} & self.flaws:
             self.params = list(model.parameters())
         wide = model.up.weight.dtype if "16-bit masters" in self.flaws else torch.float32
         self.masters = [p.detach().clone().to(wide) for p in self.params]
@@ -45,7 +45,12 @@ class FlawedMasters:
         for p, master in zip(self.params, self.masters, strict=True):
             if "follows the model" in flaws:
                 master.copy_(p.detach())
+            if "zeros are none" in flaws and p.grad is not None and not p.grad.any():
+                master.grad = None
+                continue
             if p.grad is None:
+                if "keeps the last" not in flaws:
+                    master.grad = None
                 if "frozen too" in flaws:
                     master.grad = torch.ones_like(master)
                 continue
@@ -108,6 +113,9 @@ for name, flaws, criterion, hint in [
     ("the model becomes fp32", ["dtype lost"], "left alone", "left-alone"),
     ("parameters replaced", ["new objects"], "left alone", "left-alone"),
     ("frozen parameters trained", ["frozen too"], "left alone", "left-alone"),
+    ("frozen parameters written back", ["frozen written back"], "left alone", "left-alone"),
+    ("the last gradient of who has none", ["keeps the last"], "left alone", "idle"),
+    ("zeros taken for no gradient", ["zeros are none"], "left alone", "idle"),
     ("buffers changed", ["buffers"], "left alone", "left-alone"),
     ("every update moves to the next number at least", ["follows the model", "at least one"], "small updates", "drifts"),
     ("one tensor is refreshed", ["first only"], "steps", "steps"),
@@ -167,6 +175,8 @@ class FlawedScaler:
             return any(bool(g.isinf().any()) for g in grads)
         if "isnan" in self.flaws:
             return any(bool(g.isnan().any()) for g in grads)
+        if "norm" in self.flaws:
+            return not all(bool(g.norm().isfinite()) for g in grads)
         if "sum is inf" in self.flaws:
             return bool(sum(g.sum() for g in grads).isinf())
         return any(not bool(g.isfinite().all()) for g in grads)
@@ -221,6 +231,8 @@ class FlawedScaler:
                 self.value *= self.grow
                 if "count stays" not in flaws:
                     self.good = 0
+        if "stays below" in flaws and self.value > self.high:
+            self.value /= self.grow
         if "no cap" not in flaws:
             self.value = min(self.value, self.high)
         if "no floor" not in flaws:
@@ -250,12 +262,13 @@ for name, flaws, criterion, hint in [
     ("AMP-04 count of good steps goes on", ["count goes on"], "scale trace", "tracker"),
     ("AMP-05 divides by the scale to come", ["next scale"], "gradients", "which-scale"),
     ("AMP-05 divides by the scale before", ["last scale"], "gradients", "which-scale"),
-    ("AMP-08 tests after clipping", ["late test"], "tested before clipping", "late-test"),
+    ("AMP-08 tests after clipping", ["late test"], "test for inf", "late-test"),
     ("AMP-20 empty state", ["empty state"], "saved and restored", "forgets"),
     ("AMP-20 the scale alone", ["scale only"], "saved and restored", "forgets"),
     ("AMP-20 the count alone", ["count only"], "saved and restored", "forgets"),
     ("AMP-20 load_state_dict does nothing", ["load ignores"], "saved and restored", "forgets"),
     ("AMP-23 no cap", ["no cap"], "limits", "no-cap"),
+    ("a growth beyond the cap is left out", ["stays below"], "limits", "short-of-limit"),
     ("AMP-23 no floor", ["no floor"], "limits", "no-floor"),
     ("the state is alive", ["live state"], "saved and restored", "alive-state"),
     ("never divides", ["not divided"], "gradients", "not-divided"),
@@ -268,6 +281,7 @@ for name, flaws, criterion, hint in [
     ("inf is not noticed", ["isnan"], "skipped steps", "not-skipped"),
     ("tests the sum for inf", ["sum is inf"], "skipped steps", "not-skipped"),
     ("always steps", ["always steps"], "skipped steps", "not-skipped"),
+    ("tests the norm", ["norm"], "test for inf", "sums"),
     ("replaces inf by 0 and steps", ["cleans"], "skipped steps", "cleaned"),
     ("momentum decays in a skipped step", ["decays"], "skipped steps", "skip-changed"),
     ("an overflow is never forgotten", ["never forgets"], "skipped steps", "skips-good"),
@@ -285,12 +299,6 @@ for name, flaws, criterion, hint in [
     wrong(name, check=SCALER, criterion=criterion, hint=hint)(
         type("Flawed", (FlawedScaler,), {"flaws": frozenset(flaws), "__module__": __name__})
     )
-
-
-@wrong("a constant scale", check=SCALER, criterion="scale trace", hint="growth")
-class Constant(FlawedScaler):
-    def update(self):
-        self.found = None
 
 
 @wrong("a fixed scale, every step taken", check=SCALER, criterion="skipped steps", hint="not-skipped")
@@ -325,6 +333,34 @@ class Unscaled(FlawedScaler):
 class Ready(torch.amp.GradScaler):
     def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, min_scale=1.0, max_scale=2.0**24):
         super().__init__("cpu", init_scale, growth_factor, backoff_factor, growth_interval)
+
+
+@wrong("unscale_ divides once more after step", check=SCALER, criterion="unscaled once", hint="twice")
+class OpenAfterStep(FlawedScaler):
+    def unscale_(self, optimizer):
+        if self.found is None or self.count == self.stepped_in:
+            self.found = None
+            super().unscale_(optimizer)
+
+    stepped_in = -1
+
+    def step(self, optimizer):
+        taken = super().step(optimizer)
+        self.stepped_in = int(self.count)
+        return taken
+
+
+@wrong("the loaded state goes on living", check=SCALER, criterion="saved and restored", hint="alive-state")
+class LoadsTheDict(FlawedScaler):
+    loaded = None
+
+    def update(self):
+        super().update()
+        if self.loaded is not None:
+            self.loaded.update(value=self.value, good=self.good)
+
+    def load_state_dict(self, state):
+        self.loaded, self.value, self.good = state, state["value"], state["good"]
 
 
 @wrong("a trace learnt by heart", check=SCALER, criterion="scale trace", hint="growth")
@@ -390,9 +426,9 @@ def flawed_step(*flaws):
                 p.grad /= scaler.get_scale()
         if use and "unscales again" in flaws:
             scaler.unscale_(optimizer)
-        if "clips first" not in flaws and "never clips" not in flaws:
+        if "clips first" not in flaws and "never clips" not in flaws and (use or "clips with a scaler" not in flaws):
             clip()
-        stepped = True
+        stepped, before = True, scaler.get_scale() if use else 0.0
         if "step inside" in flaws:
             with context:
                 stepped = scaler.step(optimizer) if use else optimizer.step()
@@ -406,6 +442,8 @@ def flawed_step(*flaws):
         if use and "never updates" not in flaws and not ("updates if stepped" in flaws and not stepped):
             for _ in range(0 if "update first" in flaws else 2 if "updates twice" in flaws else 1):
                 scaler.update()
+        if use and "scale tells" in flaws:
+            stepped = scaler.get_scale() >= before
         if scheduler is not None and (stepped or not use or "always schedules" in flaws) and "never schedules" not in flaws:
             scheduler.step()
         keeps = "never clears" in flaws or ("clears with a scaler" in flaws and not use)
@@ -434,6 +472,7 @@ for name, flaws, criterion, hint in [
     ("AMP-14 loss outside", ["loss outside"], "under autocast", "loss-outside"),
     ("AMP-16 weights cast while gradients were off", ["casts without gradients"], "loss and update", "no-gradients"),
     ("AMP-19 schedules skipped steps", ["always schedules"], "schedule", "schedule"),
+    ("AMP-19 reads from the scale whether it stepped", ["scale tells"], "schedule", "schedule"),
     ("AMP-19 never schedules", ["never schedules"], "without a scaler", "schedule"),
     ("AMP-22 clears only if stepped", ["clears if stepped"], "overflow", "inf-left"),
     ("never clears", ["never clears"], "overflow", "inf-left"),
@@ -445,6 +484,7 @@ for name, flaws, criterion, hint in [
     ("updates the scaler twice", ["updates twice"], "overflow", "no-update"),
     ("clears only with a scaler", ["clears with a scaler"], "without a scaler", "summed"),
     ("never clips", ["never clips"], "clipping", "norm"),
+    ("clips only with a scaler", ["clips with a scaler"], "without a scaler", "norm"),
     ("clips each tensor", ["per tensor"], "clipping", "per-tensor"),
     ("clips values", ["values"], "clipping", "per-tensor"),
     ("normalises short gradients too", ["normalises"], "clipping", "clips-small"),
@@ -544,11 +584,9 @@ for name, flaws, criterion, hint in [
     ("AMP-07 agreed after the step", ["late"], "ranks agree", "apart"),
     ("AMP-07 the scales agree, the steps do not", ["scale only"], "ranks agree", "apart"),
     ("ZERO-26 a sum that must be one", ["exactly one"], "like one rank", "not-skipped"),
-    ("all gradients are summed", ["sums gradients"], "like one rank", "alike"),
+    ("all gradients are summed", ["sums gradients"], "like one rank", "heavy"),
     ("all gradients are gathered", ["gathers gradients"], "message", "heavy"),
     ("needs a process group", ["no group"], "runs", "no-group"),
 ]:
-    wrong(name, check=RANKS, criterion=criterion, hint=hint)(
-        type("Flawed", (Ranked,), {"flaws": frozenset(flaws), "__module__": __name__})
-    )
+    wrong(name, check=RANKS, criterion=criterion, hint=hint)(type("Flawed", (Ranked,), {"flaws": frozenset(flaws), "__module__": __name__}))
 wrong("does nothing", check=RANKS, criterion="like one rank", hint="no-graph")(NoScaler)
