@@ -754,7 +754,7 @@ stacked_bars(bars, title="One step, before and after", y="MiB", limits={"half of
 # %% [markdown]
 # So "mixed precision halves memory" needs a word more. The **states**, what is there for every parameter whatever the batch (weights +
 # gradients + Adam), take the same bytes in all three: of the 6 for weights, 4 are masters. (While masters step, their fp32
-# gradients are there too, 4 more for a moment: the low bump at the end.) Only activations shrink: to a half where everything is
+# gradients take 4 more: the low bump at the end.) Only activations shrink: to a half where everything is
 # 16-bit, to what you measured under autocast, which keeps in fp32 what it does not trust to 16 bits. The lecture describes the first
 # kind, `torch.autocast` is the second.
 #

@@ -108,8 +108,8 @@ except torch.OutOfMemoryError as error:
 #
 # *difficulty 2 of 5 · importance 3 of 5 · 15 to 20 minutes · 4 points*
 #
-# How many of the 64 sequences can you have at once? Nobody computes that by hand: you try. A trial costs a step, so try cleverly.
-# Whatever fits, all smaller sizes fit too. Double until something fails; then the answer lies between the last size that fits and
+# How many of the 64 sequences can you have at once? You try, and a trial costs a step. Whatever fits, all smaller sizes fit too.
+# Double until something fails; then the answer lies between the last size that fits and
 # the first that does not, and every trial in the middle halves what is left: **bisection**.
 #
 # A failed trial must leave nothing behind. An exception that you keep holds its traceback, the traceback holds the frames of the calls that

@@ -114,6 +114,15 @@ def test_a_tally_s_gradient_is_the_list_of_weights() -> None:
     assert trace.graphs() == 1
 
 
+def test_a_steep_micro_batch_has_a_finite_loss_and_an_infinite_gradient() -> None:
+    tally = tools.Tally(3)
+    loss_fn = tools.tally_loss(tools.Trace())
+    flat, steep, infinite = (loss_fn(tally, batch) for batch in tools.tally_batches(3, 1, bad=[1, 2], steep=[1]))
+    assert (flat.isfinite(), steep.isfinite(), infinite.isfinite()) == (True, True, False)
+    steep.backward()
+    assert tally.weight.grad.tolist() == [0, math.inf, 0]
+
+
 def test_trace_counts_graphs_that_wait() -> None:
     assert tools.Trace(["forward", "forward", "backward", "forward", "backward", "backward"]).graphs() == 2
 
