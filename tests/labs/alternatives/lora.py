@@ -460,7 +460,7 @@ right("scale folded into B, names checked first", check=ADAPTER)(
 def read_either_names(model, folder):
     """Takes the names with PEFT's prefix and without it, and knows of every tensor whether it was used."""
     config = json.loads((folder / "adapter_config.json").read_text())
-    injector(TwoLinears)(model, config["r"], config["lora_alpha"], tuple(config["target_modules"]))
+    injector(TwoLinears)(model, config["r"], config["lora_alpha"], {path.rpartition(".")[2] for path in config["target_modules"]})
     renamed = {
         key.removeprefix("base_model.model.").replace(".lora_A.", ".down.").replace(".lora_B.", ".up."): tensor
         for key, tensor in load_file(folder / "adapter_model.safetensors").items()
