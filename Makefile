@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 JUPYTER_FLAGS ?=
-# Two workers; tests/conftest.py says which tests stay together.
-PYTEST_FLAGS ?= -n 2 --dist loadgroup
+# Two workers; the tests of one file stay together, since they share servers and courses.
+PYTEST_FLAGS ?= -n 2 --dist loadfile
 LAB ?= 00_memory
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
