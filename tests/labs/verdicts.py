@@ -12,7 +12,7 @@ from tests.labs import corpus
 Test = Callable[..., None]
 
 
-def tests_of(topic: str) -> tuple[Test, Test]:
+def verdict_tests(topic: str) -> tuple[Test, Test]:
     """(test of the wrong ones, test of the right ones)"""
     wrongs, rights = ([item for item in items if item.topic == topic] for items in corpus.load())
     assert wrongs and rights, topic
