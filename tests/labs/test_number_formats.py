@@ -20,39 +20,7 @@ from labkit.checks._number_formats_window import window_of
 from tests.labs import corpus
 from tests.labs.solutions import solution
 
-CANDIDATES = {
-    "number_formats.decode": ("decode",),
-    "number_formats.encode": ("encode",),
-    "number_formats.limits": ("limits",),
-    "number_formats.underflow": ("underflow_fraction",),
-    "number_formats.window": ("scale_window",),
-    "number_formats.sums": ("steady_sum", "steady_mean"),
-    "number_formats.e4m3": ("encode_e4m3",),
-    "number_formats.stochastic": ("round_stochastically",),
-}
 TORCH = {(5, 10): torch.float16, (8, 7): torch.bfloat16, (5, 2): torch.float8_e5m2}
-
-
-def candidate(check: str) -> object:
-    functions = tuple(getattr(solution("03"), name) for name in CANDIDATES[check])
-    return functions if len(functions) > 1 else functions[0]
-
-
-@pytest.mark.parametrize("check", CANDIDATES)
-@pytest.mark.parametrize("strict", [False, True], ids=["visible", "hidden"])
-def test_reference_gets_all_points(check: str, strict: bool) -> None:
-    verdict = corpus.examine(candidate(check), check, strict=strict)
-    assert verdict.status == "pass", verdict.as_text()
-    assert verdict.summary
-
-
-@pytest.mark.parametrize("check", CANDIDATES)
-def test_nothing_earns_nothing(check: str) -> None:
-    def nothing(*args: object) -> None:
-        return None
-
-    verdict = corpus.examine((nothing, nothing) if len(CANDIDATES[check]) > 1 else nothing, check)
-    assert verdict.points == 0, verdict.as_text()
 
 
 @pytest.mark.parametrize("bits", TORCH)
@@ -207,12 +175,11 @@ def test_pictures_say_what_they_show() -> None:
     assert "differ at 2 of 9" in staircase(line, {"exact": line, "yours": line.clamp(max=3.0)}).alt
 
 
-def test_every_hint_is_a_question_that_some_mistake_reaches() -> None:
+def test_every_hint_is_reached_by_some_mistake() -> None:
     wrongs, _ = corpus.load()
     unreached = []
-    for check in CANDIDATES:
+    for check in {item.check for item in wrongs if item.topic == "number_formats"}:
         hints = get_check(check).hints
-        assert [key for key, hint in hints.items() if not hint.endswith("?")] == []
         reached = {item.hint for item in wrongs if item.check == check}
         unreached += [f"{check}: {key}" for key in hints if key not in reached]
     assert not unreached
