@@ -69,7 +69,11 @@ def run_problems(built: BuiltLab, executor: Executor) -> list[str]:
             return executor.execute(repaired[version].notebook, Path(folder))
 
     with ThreadPoolExecutor(2) as pool:  # a kernel each
-        executions = dict(zip(repaired, pool.map(run, repaired), strict=True))
+        try:
+            executions = dict(zip(repaired, pool.map(run, repaired), strict=True))
+        except BaseException:  # Ctrl-C: the pool waits for its threads, so end what they run
+            executor.stop()
+            raise
     problems: list[str] = []
     for version, execution in executions.items():
         problems += [f"{reference.name}: the untouched {version} needed a repair: {flag}." for flag in repaired[version].flags]
