@@ -22,7 +22,7 @@ def memory_levels(device: str = "cpu") -> dict[str, int]:
     if torch.device(device).type == "cuda":
         card = torch.cuda.get_device_properties(device)
         sizes = {
-            "registers": 4 * card.regs_per_multiprocessor * card.multi_processor_count,
+            "registers": 4 * getattr(card, "regs_per_multiprocessor", 0) * card.multi_processor_count,
             "shared memory": getattr(card, "shared_memory_per_multiprocessor", 0) * card.multi_processor_count,
             "L2": card.L2_cache_size,
             "device memory": card.total_memory,

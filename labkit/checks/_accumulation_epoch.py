@@ -8,6 +8,7 @@ from labkit.checks import _accumulation_tools as tools
 from labkit.checks._accumulation_hints import HINTS, on_error
 from labkit.checks._accumulation_weights import Fault, fault_of
 from labkit.checks._accumulation_window import whole_batch
+from labkit.checks._amp_bundle import bundled_cases, bundled_first, bundled_judge, bundled_probe
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, register
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         Case("two epochs with momentum", {"kind": "net", "count": 7, "k": 4, "epochs": 2, "rows": 5, "seed": seed()}),
     ]
     if strict:
-        choices = [(6, 1), (6, 6), (5, 6), (8, 3), (8, 4), (1, 1)]
+        choices = [(6, 1), (5, 6), (9, 4), (8, 4), (1, 1)]
         cases += [
             Case(f"{n} micro-batches in windows of {k}", {"kind": "tally", "count": n, "k": k, "epochs": 2, "seed": seed()})
             for n, k in choices
@@ -74,12 +75,17 @@ def _probe(candidate: Any, case: Case) -> Observation:
     return seen
 
 
-def _reference(model: Any, batches: list[Any], optimizer: Any, loss_fn: Any, k: int, scheduler: Any) -> list[float]:
-    """The judge's own epoch, a whole batch for each window."""
-    for start in range(0, len(batches), k):
-        whole_batch(model, batches[start : start + k], optimizer, loss_fn)
-        scheduler.step()
-    return []
+def _whole_windows(rates: list[float]) -> Any:
+    """The judge's own epoch, a whole batch for each window, at the learning rates observed: the schedule is judged by itself."""
+    observed = iter(rates)
+
+    def epoch(model: Any, batches: list[Any], optimizer: Any, loss_fn: Any, k: int, scheduler: Any) -> list[float]:
+        for start in range(0, len(batches), k):
+            optimizer.param_groups[0]["lr"] = next(observed, tools.RATE)
+            whole_batch(model, batches[start : start + k], optimizer, loss_fn)
+        return []
+
+    return epoch
 
 
 # -- judge --
@@ -123,13 +129,15 @@ def _judge_weights(values: dict[str, Any], seen: Observation) -> tuple[Finding |
         for window in chosen:
             number = windows.index(window)
             if number >= len(steps):
-                fault = Fault(f"{len(steps)} steps for {len(windows)} windows", "flush" if name == "last window" else "no-step")
+                fault = Fault(f"steps: {len(steps)} for {len(windows)} windows", "flush" if name == "last window" else "no-step")
             else:
                 fault = fault_of(steps[number], window, k)
                 if fault and len(steps) >= values["count"] > len(windows):
                     fault = Fault(fault.text, "every")
                 elif fault and fault.hint == "sum" and _losses_right(values, seen):
                     fault = Fault(fault.text, "only-logged")
+                elif fault and fault.hint == "stale" and seen.values["rows"][0]["forward"] > values["count"]:
+                    fault = Fault(fault.text, "again")
                 fault = fault and Fault(f"step {number + 1}: {fault.text}", fault.hint)
             if fault:
                 break
@@ -144,11 +152,12 @@ def _judge_epochs(values: dict[str, Any], seen: Observation) -> list[Finding]:
     for epoch, steps in enumerate(steps_of(seen)):
         if len(steps) != len(windows):
             hint = "flush" if len(steps) < len(windows) else "many-steps"
-            return [Finding(name, False, wanted, f"epoch {epoch + 1}: {len(steps)} steps", hint)]
+            return [Finding(name, False, wanted, f"epoch {epoch + 1}: steps of the optimizer: {len(steps)}", hint)]
         for number, (weights, window) in enumerate(zip(steps, windows, strict=True)):
             fault = fault_of(weights, window, k)
             if fault:
-                return [Finding(name, False, wanted, f"epoch {epoch + 1}, step {number + 1}: {fault.text}", fault.hint)]
+                hint = "stale" if fault.hint == "boundary" and epoch and not number else fault.hint
+                return [Finding(name, False, wanted, f"epoch {epoch + 1}, step {number + 1}: {fault.text}", hint)]
     return [Finding(name, True, wanted, f"{len(windows)} steps, as wanted")]
 
 
@@ -159,8 +168,8 @@ def judge_schedule(values: dict[str, Any], seen: Observation, per_epoch: int, sk
     wanted = f"{updates} steps of the schedule, each after its update"
     final = seen.values["rows"][-1]["rate"]
     expected = [tools.RATE * tools.DECAY**number for number in range(updates + 1)]
-    taken = round(_log(final / tools.RATE), 6)
-    observed = f"{taken:g} steps of the schedule for {len(rates)} updates"
+    taken = round(_log(final / tools.RATE), 6) + 0.0  # no negative zero
+    observed = f"steps of the schedule: {taken:g}, of the optimizer: {len(rates)}"
     if taken != updates:
         hint = "schedule-never" if taken == 0 else "schedule-skipped" if skipped and taken > updates else "schedule-often"
         return Finding(name, False, wanted, observed, hint if taken >= 0 else "rate")
@@ -212,7 +221,7 @@ def _judge_losses(values: dict[str, Any], seen: Observation) -> Finding:
 def _judge_net(values: dict[str, Any], seen: Observation) -> Finding:
     """Two or more epochs with momentum: the parameters of a run on whole batches."""
     name, wanted = "every epoch", "the parameters of whole batches"
-    expected, _, parameters = run_epochs(_reference, values)
+    expected, _, parameters = run_epochs(_whole_windows(seen.values["rates"]), values)
     observed = seen.tensors.get("gradients")
     for number, right in enumerate(expected.gradients):
         if observed is None or number >= len(observed):
@@ -271,11 +280,11 @@ register(Check(
         Criterion("one graph at a time", "cost", 0.25),
         Criterion("losses", "cost", 0.25, "recomputed"),
     ),
-    cases=_cases,
-    probe=_probe,
-    judge=_judge,
+    cases=bundled_cases(_cases),
+    probe=bundled_probe(_probe),
+    judge=bundled_judge(_judge),
     hints=HINTS,
     on_error=on_error,
-    picture=_picture,
-    summary=_summary,
+    picture=bundled_first(_picture),
+    summary=bundled_first(_summary),
 ))  # fmt: skip

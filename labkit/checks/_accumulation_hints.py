@@ -12,7 +12,7 @@ HINTS = {
     "unequal": "Some micro-batches weigh more than others in this step. Which number does each one's gradient meet on its way?",
     "only-last": "Which micro-batches contributed to this step, and what became of the gradients of the others?",
     "missing": "Some micro-batches of this window never reached the optimizer. Which ones, and what became of their gradients?",
-    "boundary": "After which micro-batches do you step? Write the list for 7 micro-batches in windows of 4.",
+    "boundary": "Take 7 micro-batches in windows of 4. After which of them should the optimizer step, and after which does yours?",
     "every": "Is the sum of small steps one big step, when the optimizer has momentum?",
     "empty-step": "List the order of the calls from backward to step. What is in `.grad` when the optimizer looks?",
     "stale": "What is in `.grad` at the moment this window begins?",
@@ -45,6 +45,7 @@ HINTS = {
     "not-unscaled": "In which units are the gradients when the optimizer sees them, and in which is your limit?",
     "clip-units": "In which units is max_norm expressed, and in which are the gradients when you compare?",
     "not-clipped": "The norm is above the limit when the optimizer steps. At which point of the window could it be brought down?",
+    "grown": "A limit is a limit. What does your clipping do to a gradient that is far below it?",
     "clip-pieces": "The limit is meant for the gradient of the whole window. What had been added up when you compared?",
     "unscale-once": "How many times has this gradient been divided by the scale since the window began?",
     "scale-window": "Do all gradients that are added up in one window share one scale?",
@@ -59,9 +60,10 @@ HINTS = {
     "largest": "Try the number that you return, and the next one. Which of the two fits?",
     "largest-zero": "What does your search return when not even one row fits, and when everything does?",
     "power": "Between the last size that fits and the first that does not, is there nothing left to try?",
-    "range": "Which sizes may you try at all? Look at the smallest and the largest that yours asks for.",
+    "range": "Look at the smallest and the largest size that yours asks for. Which sizes may be tried at all?",
     "trials": "Each trial tells you that half of the sizes are out of the question. How many does yours rule out?",
     "held": "A trial that failed is still holding its tensors when the next one begins. Who refers to the frames of a call that raised?",
+    "held-result": "A trial that fitted gave something back, which is alive when the next one begins. Which name of yours holds it?",
     "swallowed": "Not every error means that the memory is too small. Which ones does your code take for that?",
     "not-caught": "A trial that does not fit raises an error. Whose job is it to catch it?",
     "pieces": "How many pieces of at most this size does it take, when the last one may be smaller?",
@@ -78,6 +80,4 @@ def on_error(error: dict[str, Any]) -> str | None:
         return "again"
     if "No inf checks were recorded" in message:
         return "empty-step"
-    if error["type"] in ("OutOfMemoryError", "RecursionError"):
-        return "not-caught" if error["type"] == "OutOfMemoryError" else None
-    return None
+    return "not-caught" if error["type"] == "OutOfMemoryError" else None

@@ -1,5 +1,6 @@
 """Check "accumulation.tokens": micro-batches with unequal numbers of counted targets."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from labkit.checks import _accumulation_tools as tools
 from labkit.checks._accumulation_hints import HINTS, on_error
 from labkit.checks._accumulation_weights import Fault, told
 from labkit.checks._accumulation_window import loss_row, whole_batch
+from labkit.checks._amp_bundle import bundled_cases, bundled_first, bundled_judge, bundled_probe
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 
 IGNORED, VOCAB, WIDTH = -100, 11, 6
@@ -82,12 +84,15 @@ def make_windows(values: dict[str, Any]) -> list[list[tuple[torch.Tensor, torch.
 
 
 def tally_loss(trace: tools.Trace) -> Any:
-    """Mean over the counted targets of a token's weight and, so that losses differ, a share of its target."""
+    """Mean over the counted targets of a token's weight and, so that losses differ, a share of its target.
+
+    Over none, both the loss and its gradient are nan, as with a mask written by hand.
+    """
 
     def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
         places, targets = batch
         counted = targets != IGNORED
-        return trace.noting((model(places) + targets / VOCAB)[counted].mean())
+        return trace.noting(((model(places) + targets / VOCAB) * counted).sum() / counted.sum())
 
     return loss_fn
 
@@ -140,6 +145,9 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
     if counts and name == "no targets" and counts.hint in ("inf-stepped", "unequal", "net"):
         counts = Fault(counts.text, "no-targets")
     findings = [Finding(name, counts is None, wanted, counts.text if counts else "as wanted", counts and counts.hint)]
+    if name == "no targets" and not counts and not values.get("net"):
+        if not all(row["loss"] is None or math.isfinite(row["loss"]) for row in seen.values["rows"]):
+            findings = [Finding(name, False, wanted, "the loss that came back is not a number", "no-targets")]
     if name == "unequal counts" and not values.get("net"):
         findings += [_judge_once(values, seen), _judge_loss(values, seen)]
     return findings
@@ -222,11 +230,9 @@ def _mean_loss(values: dict[str, Any], number: int) -> float:
 
 
 def _judge_net(values: dict[str, Any], seen: Observation) -> Fault | None:
-    padded = values.get("ragged")
-
     def reference(model: Any, batches: list[Any], optimizer: Any, loss_fn: Any) -> float:
         flat = [tuple(part.reshape(1, -1) for part in batch) for batch in batches]
-        joined = [tuple(torch.cat(parts, 1) for parts in zip(*flat, strict=True))] if padded else batches
+        joined = [tuple(torch.cat(parts, 1) for parts in zip(*flat, strict=True))] if values.get("ragged") else batches
         whole_batch(model, joined, optimizer, loss_fn)
         return 0.0
 
@@ -284,10 +290,10 @@ register(Check(
         Criterion("one graph at a time", "cost", 0.25),
         Criterion("loss", "cost", 0.25, "recomputed"),
     ),
-    cases=_cases,
-    probe=_probe,
-    judge=_judge,
+    cases=bundled_cases(_cases),
+    probe=bundled_probe(_probe),
+    judge=bundled_judge(_judge),
     hints=HINTS,
     on_error=on_error,
-    summary=_summary,
+    summary=bundled_first(_summary),
 ))  # fmt: skip

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from labkit.checks._core import WrongResult
 
@@ -56,10 +55,22 @@ class Trace:
         """Note the gradients whenever `optimizer` steps."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
-        def at_step(stepping: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def note(stepping: torch.optim.Optimizer) -> None:
             self.events.append("step")
             self.gradients.append(flat([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]))
             self.rates.append(float(stepping.param_groups[0]["lr"]))
+
+        def at_step(stepping: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+            if closure is None:
+                return note(stepping)
+
+            def noted() -> Any:  # the closure may be what makes the gradients
+                result = closure()
+                note(stepping)
+                return result
+
+            return args[:1], {**kwargs, "closure": noted}
 
         optimizer.register_step_pre_hook(at_step)
 
@@ -106,16 +117,18 @@ def make_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler
 # -- micro-batches and their losses --
 
 
-def tally_batches(count: int, seed: int, bad: Sequence[int] = ()) -> list[Batch]:
-    """(index, value, factor) each; the factor is infinite for those in `bad`."""
+def tally_batches(count: int, seed: int, bad: Sequence[int] = (), steep: Sequence[int] = ()) -> list[Batch]:
+    """(index, value, factor) each; for those in `bad` the loss is infinite, or only its gradient for those also in `steep`."""
     values = torch.randn(count, generator=torch.Generator().manual_seed(seed))
-    return [(torch.tensor(j), values[j].clone(), torch.tensor(float("inf") if j in bad else 1.0)) for j in range(count)]
+    factor = [0.0 if j in steep else float("inf") if j in bad else 1.0 for j in range(count)]
+    return [(torch.tensor(j), values[j].clone(), torch.tensor(factor[j])) for j in range(count)]
 
 
 def tally_loss(trace: Trace) -> Callable[[nn.Module, Batch], torch.Tensor]:
     def loss_fn(model: nn.Module, batch: Batch) -> torch.Tensor:
         index, value, factor = batch
-        return trace.noting(model(index, value) * factor)
+        loss = model(index, value)
+        return trace.noting((loss - loss.detach()).sqrt() + loss.detach() if factor == 0 else loss * factor)
 
     return loss_fn
 
@@ -132,7 +145,8 @@ def net_loss(trace: Trace) -> Callable[[nn.Module, Batch], torch.Tensor]:
         x, y = batch
         out = model(x)
         trace.dtypes.append(str(out.dtype).removeprefix("torch."))
-        return trace.noting(F.mse_loss(out.float(), y))
+        # Not F.mse_loss: the number that it returns keeps a whole activation's storage, which would count against who keeps it.
+        return trace.noting((out.float() - y).square().mean())
 
     return loss_fn
 

@@ -7,6 +7,7 @@ HINTS = {
     "no-step": "The model's weights did not change. After step(), who holds the new values, and who still holds the old ones?",
     "steps": "Follow one weight through two steps by hand. Which gradient reaches the optimizer, and what comes back into the model?",
     "old-gradients": "The second step moved too far. What was in the fp32 gradient before you put the new one there?",
+    "idle": "One parameter had a gradient in the step before, and now none or zeros. What does the optimizer see for it?",
     "stalls": "How far apart are neighbouring 16-bit numbers near these weights, and how large is one update?",
     "drifts": "One update is smaller than the step between two 16-bit numbers. Which of its bits does your next step still know?",
     "quotient": "The true gradient is 1e-8. In which number format do you divide, and what is the smallest number that it has?",
@@ -26,12 +27,15 @@ HINTS = {
     "reported": "get_scale() and scale(1.0) name different numbers. Which of them has the last update?",
     "trace": "Play the overflows by hand, with the settings of this case. Where does your first scale differ from the one you expect?",
     "not-skipped": "The gradients held an inf or a nan, and the optimizer stepped all the same. Which values does your test recognise?",
+    "cleaned": "You mended the gradients and let the optimizer step. What does a step with a gradient of 0 do to Adam's moments?",
     "skips-good": "A step was skipped although every gradient was finite. What does your code still remember of an earlier step?",
+    "sums": "Every gradient was finite, one as large as 1e30. Which number does your test look at, and can that one overflow?",
     "skip-changed": "The step was skipped, and yet something moved. Which of your lines writes to parameters or to the optimizer's state?",
     "returned": "What does step() tell its caller about whether the optimizer stepped?",
     "late-test": "The caller clipped between unscale_ and step. What does clipping make of an infinite number, and when do you look?",
     "no-cap": "Double 2000 times. Then?",
     "no-floor": "Halve 2000 times. Then?",
+    "short-of-limit": "The next change would go past the limit, and your scale does not move at all. Where should it end?",
     "half-loss": "The loss came in 16 bits. What is the largest number that its format holds, and in which format do you multiply?",
     "no-graph": "Backward starts at the tensor that scale() returns. Does autograd know where it came from?",
     "forgets": "What did the run learn about its scale before you stopped it, the count of good steps included?",
@@ -42,7 +46,7 @@ HINTS = {
     "no-gradients": "The optimizer stepped without gradients. Was a weight first cast to 16 bits while gradients were off?",
     "update": "The gradient that the optimizer saw is not the loss's. Which factor lies between the two, and where does it come from?",
     "summed": "What is in .grad right now, before this step's backward?",
-    "fp32-forward": "In which number format did the model compute? Look at the dtype of its first product.",
+    "fp32-forward": "Look at the dtype of the model's first product. What has to be on while the model runs, and was it?",
     "loss-outside": "loss_fn ran outside of autocast. What does autocast need to see?",
     "all-inside": "Autocast was still on in backward or in the optimizer's step. Where should its region end?",
     "norm": "The norm of the gradient that the optimizer saw is not what max_norm allows. In which units is max_norm expressed?",
@@ -63,7 +67,7 @@ HINTS = {
 
 
 def on_error(error: dict[str, Any]) -> str | None:
-    """Typical crashes of this lab."""
+    """Typical crashes of a training step."""
     text = f"{error['type']}: {error['message']}"
     if "already been called" in text and "unscale_" in text:
         return "twice"
@@ -74,3 +78,9 @@ def on_error(error: dict[str, Any]) -> str | None:
     if "'NoneType' object has no attribute" in text and any(name in text for name in ("'scale'", "'unscale_'", "'step'", "'update'")):
         return "scaled-anyway"
     return None
+
+
+def on_scaler_error(error: dict[str, Any]) -> str | None:
+    """Typical crashes of a scaler."""
+    hint = on_error(error)
+    return "no-graph" if hint == "no-gradients" else hint

@@ -2,23 +2,24 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
-from labkit.checks._amp_hints import HINTS, on_error
-from labkit.checks._amp_scaler import SETTINGS, Bench, judge_gradients, judge_skips, judge_trace, play
+from labkit.checks._amp_bench import Bench, play
+from labkit.checks._amp_bundle import bundled_cases, bundled_first, bundled_judge, bundled_probe
+from labkit.checks._amp_hints import HINTS, on_scaler_error
+from labkit.checks._amp_scaler import SETTINGS
+from labkit.checks._amp_scaler_judge import judge_gradients, judge_skips, judge_trace
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.recorder import Recorder
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
 
 MAX_BYTES = 1024  # per step and rank, sent: a flag, however it is packed
 
 
-def _cases(generator: "torch.Generator", strict: bool) -> list[Case]:
-    import torch
-
+def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     seed = lambda: int(torch.randint(1, 2**31, (), generator=generator))  # noqa: E731
     inf, nan = {"poison": "inf", "at": 3}, {"poison": "nan", "at": 1}
     both = [[{}, inf, {}, {}, {}, {}, nan, {}], [{}, nan, {}, {}, {}, {}, inf, {}]]
@@ -81,7 +82,8 @@ def _judge_ranks(values: dict[str, Any], seen: Observation, union: list[bool], c
             judge_gradients(at, one, union, criterion),
         ):
             if not finding.passed:
-                return Finding(criterion, False, text, f"rank {rank}: {finding.observed}", finding.hint)
+                heavy = one.values["sent"] > MAX_BYTES * len(union) or (finding.hint == "alike" and len(seen.ranks) > 1)
+                return Finding(criterion, False, text, f"rank {rank}: {finding.observed}", "heavy" if heavy else finding.hint)
     return Finding(criterion, True, text, f"so, {len(seen.ranks)} {'ranks' if len(seen.ranks) > 1 else 'process'}")
 
 
@@ -115,12 +117,12 @@ register(Check(
         Criterion("message", "cost", 0.25, "wire"),
         Criterion("alone", "cost", 0.25, "recomputed"),
     ),
-    cases=_cases,
-    probe=_probe,
-    judge=_judge,
+    cases=bundled_cases(_cases),
+    probe=bundled_probe(_probe),
+    judge=bundled_judge(_judge),
     hints=HINTS,
     forbids=("torch.amp.GradScaler", "torch._amp_foreach_non_finite_check_and_unscale_", "torch._amp_update_scale_"),
-    on_error=on_error,
-    picture=_picture,
-    summary=_summary,
+    on_error=on_scaler_error,
+    picture=bundled_first(_picture),
+    summary=bundled_first(_summary),
 ))  # fmt: skip

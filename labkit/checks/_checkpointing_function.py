@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from labkit.checks._checkpointing_hints import HINTS, on_error, ran_others, random_hint
-from labkit.checks._checkpointing_nets import UNIT, born_summary, close, difference, make_net, one_thread
+from labkit.checks._checkpointing_nets import UNIT, born_summary, close, difference, make_net
 from labkit.checks._checkpointing_scenarios import LAYERS, SCENARIOS, call_plainly, memory
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
+from labkit.checks._threads import one_thread
 from labkit.recorder import Recorder
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,17 +200,6 @@ def named(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 def of(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(f"{prefix}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}/")}
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """As the probes run: with as many threads, and so in the same order of additions, the judge's numbers are theirs to the last bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def close(observed: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> bool:

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from labkit.checks._checkpointing_hints import HINTS, on_error
-from labkit.checks._checkpointing_nets import one_thread, plain_peak
+from labkit.checks._checkpointing_nets import plain_peak
 from labkit.checks._checkpointing_sequential import DEPTHS, judge_gradients, picture, probe_depths, slope_of, told_alive
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
+from labkit.checks._threads import one_thread
 
 SLOPE = 0.3  # sqrt(n) has 0.4 to 0.5 at these depths
 

@@ -15,7 +15,6 @@ from labkit.checks._checkpointing_nets import (
     make_net,
     named,
     of,
-    one_thread,
     plain,
     plain_peak,
     run_step,
@@ -23,6 +22,7 @@ from labkit.checks._checkpointing_nets import (
 )
 from labkit.checks._checkpointing_segments import judge_segments, lengths, plain_allowed
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
+from labkit.checks._threads import one_thread
 from labkit.recorder import Recorder
 
 if TYPE_CHECKING:

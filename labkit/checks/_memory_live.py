@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,11 +20,12 @@ OPTIMIZERS: dict[str, tuple[Callable[[Iterable[torch.Tensor]], torch.optim.Optim
     "Adagrad": (lambda p: torch.optim.Adagrad(p, foreach=False), 1, True, False),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+LATE = "after the step"  # frozen while their gradients are still there
 MOMENTS = ("new", "after backward", "after the first step", "after zero_grad")
 
 
 def _live_cases(generator: torch.Generator, strict: bool) -> list[Case]:
-    setups = [("AdamW", "float32", True, False), ("SGD with momentum", "float32", False, False), ("AdamW", "bfloat16", True, False)]
+    setups = [("AdamW", "float32", True, False), ("SGD with momentum", "float32", False, LATE), ("AdamW", "bfloat16", True, False)]
     if strict:
         setups += [
             ("AdamW with amsgrad", "float32", True, False),
@@ -41,9 +43,10 @@ def _live_cases(generator: torch.Generator, strict: bool) -> list[Case]:
 
 def _setup(row: Mapping[str, Any]) -> tuple[GPT, torch.optim.Optimizer]:
     model = GPT(config_of(row["config"])).to(DTYPES[row["dtype"]])
-    if row["frozen"]:  # frozen weights get no gradient and no optimizer state
-        for parameter in model.blocks.parameters():
-            parameter.requires_grad_(False)
+    if row["frozen"] == LATE:
+        model.register_buffer("seen", torch.zeros(64))  # in the state_dict, and no parameter
+    elif row["frozen"]:  # frozen weights get no gradient and no optimizer state
+        model.blocks.requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return model, OPTIMIZERS[row["optimizer"]][0](trained)
 
@@ -57,6 +60,8 @@ def _live_probe(candidate: Any, case: Case) -> Observation:
         next_token_loss(model(ids), ids).backward()
         seen["after backward"] = _ask(candidate, model, optimizer)
         optimizer.step()
+        if row["frozen"] == LATE:
+            model.blocks.requires_grad_(False)
         seen["after the first step"] = _ask(candidate, model, optimizer)
         optimizer.zero_grad(set_to_none=True)
         seen["after zero_grad"] = _ask(candidate, model, optimizer)
@@ -71,12 +76,17 @@ def _ask(candidate: Any, model: GPT, optimizer: torch.optim.Optimizer) -> dict[s
     return {name: number(answer[name], f"live_states, {name!r}") for name in STATES}
 
 
+@cache
+def _counts(config: GPTConfig, frozen: bool | str) -> tuple[list[int], list[int]]:
+    """Entries of every parameter, and of those that are trained."""
+    model, _ = _setup({"config": vars(config), "dtype": "float32", "frozen": frozen, "optimizer": "SGD"})
+    both = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return [count for count, _ in both], [count for count, trained in both if trained]
+
+
 def live_truth(row: Mapping[str, Any], moment: str) -> dict[str, tuple[int, int]]:
     """Category -> (bytes without step counters, bytes with them) at one moment of a first training step."""
-    model, _ = _setup(row)
-    size = DTYPES[row["dtype"]].itemsize
-    everything = [parameter.numel() for parameter in model.parameters()]
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    size, (everything, trained) = DTYPES[row["dtype"]].itemsize, _counts(config_of(row["config"]), row["frozen"])
     _, arrays, counts, lazy = OPTIMIZERS[row["optimizer"]]
     gradients = size * sum(trained) if moment in ("after backward", "after the first step") else 0
     made = moment in ("after the first step", "after zero_grad") or not lazy
@@ -89,7 +99,6 @@ def live_truth(row: Mapping[str, Any], moment: str) -> dict[str, tuple[int, int]
 
 
 def _live_hint(category: str, row: Mapping[str, Any], moment: str, got: float, right: int) -> str:
-    model, _ = _setup(row)
     size = DTYPES[row["dtype"]].itemsize
     if category == "optimizer state" and right == 0:
         return "lazy"
@@ -102,7 +111,9 @@ def _live_hint(category: str, row: Mapping[str, Any], moment: str, got: float, r
     if category == "parameters":
         head = size * row["config"]["vocab"] * row["config"]["width"]
         return "tied" if row["config"]["tied"] and near(got, right + head, 1e-6) else "storage"
-    if row["frozen"] and got > right:
+    if row["frozen"] == LATE and moment == "after the first step" and category == "gradients" and got < right:
+        return "still-there"
+    if row["frozen"] is True and got > right:
         return "frozen"
     return {"gradients": "gradients", "optimizer state": "state"}[category]
 
@@ -140,6 +151,7 @@ register(Check(
         "tied": "With a tied head two names lead to one tensor. How often does it lie in memory?",
         "storage": "Which tensors does `model.parameters()` give, and what does `tensor.nbytes` say of each?",
         "frozen": "Some parameters of this model are frozen. Do they have a gradient and an optimizer state?",
+        "still-there": "Parameters were frozen after the step. Are the gradients that they have gone by that?",
         "gradients": "Each parameter has at most one gradient. Where is it, and how many bytes has it?",
         "state": "`optimizer.state` holds a dict for each parameter. Which of its values are tensors as large as the parameter?",
     },
@@ -178,9 +190,9 @@ def _batch_judge(case: Case, seen: Observation) -> list[Finding]:
         for (batch, seq), got in zip(case.values["sizes"], seen.values["bytes"], strict=True):
             right = input_bytes(batch, seq)
             if not near(got, right, 1e-6):
-                hints = {right / 2: "targets", right / seq: "tokens", right / batch: "tokens"}
+                hints = {right / 2: "targets", right / 4: "elements", right / 8: "elements", right / 16: "elements"}
                 observed = f"{got:g} bytes for {batch} sequences of {seq}"
-                return [Finding("input data", False, f"{right} bytes", observed, hints.get(got, "elements"))]
+                return [Finding("input data", False, f"{right} bytes", observed, hints.get(got, "tokens"))]
         return [Finding("input data", True, "ids and targets", "right for 4 sizes")]
     names = set(seen.values["grows"])
     missing, extra = GROWS - names, names - GROWS
@@ -200,9 +212,9 @@ register(Check(
     probe=_batch_probe,
     judge=_batch_judge,
     hints={
-        "targets": "The step reads token ids. What does the loss compare the logits with, and how large is that?",
+        "targets": "That is half. Which two tensors come in with a batch, and how many bytes is one entry of int64?",
         "elements": "How many bytes is one entry of `torch.randint(...)`: what is its dtype?",
-        "tokens": "How many tokens are in a batch of sequences?",
+        "tokens": "How many tokens are in the ids of a batch, how many in its targets, and how many bytes is each?",
         "unknown": "Which names do the recorder's categories have?",
         "gradients": "A gradient belongs to a parameter. Has it an axis for the batch?",
         "stays": "Compare the two columns of the table above. Which rows are the same in both?",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from labkit.checks._core import WrongResult
+from labkit.checks._threads import one_thread
 from labkit.gpt import GPT, GPTConfig, next_token_loss
 from labkit.recorder import Recorder, Recording
 
@@ -107,6 +108,7 @@ def estimate(config: GPTConfig, batch: int, seq: int, recipe: Mapping[str, int])
     }
 
 
+@one_thread()
 def record_step(config: GPTConfig, batch: int, seq: int, dtype: torch.dtype = torch.float32) -> Recording:
     """The second training step with AdamW, recorded: optimizer state and gradients are there from the first. Mark "kept" stands
     between forward and backward. The caller's random stream is left alone.
@@ -137,13 +139,13 @@ def random_config(generator: torch.Generator, *, kind: str) -> dict[str, Any]:
     batch = draw(generator, 2, 9)
     heads = draw(generator, 2, 5)
     if kind == "wide":
-        width, seq, vocab = heads * draw(generator, 30, 60), draw(generator, 20, 40), draw(generator, 60, 200)
+        width, seq, vocab = heads * draw(generator, 40, 70), draw(generator, 6, 12), draw(generator, 30, 80)
     elif kind == "long":
         heads += 3
         width, seq, vocab = heads * draw(generator, 6, 10), draw(generator, 150, 300), draw(generator, 60, 200)
     else:
         width, seq, vocab = heads * draw(generator, 10, 20), draw(generator, 20, 40), draw(generator, 3000, 6000)
-    layers = draw(generator, 1, 2) if kind == "loss" else draw(generator, 3, 9)
+    layers = draw(generator, 1, 2) if kind == "loss" else draw(generator, 5, 9)
     config = GPTConfig(vocab, seq + draw(generator, 0, 60), layers, heads, width, bool(draw(generator, 0, 1)))
     return {"config": vars(config), "batch": batch, "seq": seq}
 

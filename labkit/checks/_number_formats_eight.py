@@ -7,6 +7,7 @@ import torch
 from labkit.checks import _number_formats_oracle as oracle
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._number_formats_results import as_patterns, call
+from labkit.checks._threads import one_thread
 
 EXACT, ROUNDED, TOP = "numbers of the format", "rounding", "the top of the range"
 NAN, MOST = 0x7F, 0x7E
@@ -36,6 +37,7 @@ def patterns_of(values: torch.Tensor) -> torch.Tensor:
     return pattern | (torch.signbit(values).long() << 7)
 
 
+@one_thread()
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     bits = torch.randperm(256, generator=generator)
     exact = numbers_of(bits)
@@ -62,6 +64,7 @@ def _probe(candidate: Any, case: Case) -> Observation:
     return Observation({}, {"bits": as_patterns(call(candidate, values), len(values), "encode_e4m3")})
 
 
+@one_thread()
 def _judge(case: Case, seen: Observation) -> list[Finding]:
     values, got, name = case.tensors["values"], seen.tensors["bits"], case.covers[0]
     want = patterns_of(values)

@@ -6,9 +6,10 @@ import torch
 
 from labkit.checks import _number_formats_oracle as oracle
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
-from labkit.checks._number_formats_decode import draw_format, name_of
+from labkit.checks._number_formats_decode import FP16, draw_format, name_of
 from labkit.checks._number_formats_results import as_patterns, call
 from labkit.checks._number_formats_values import EXACT, KINDS, LARGE, NEAREST, SMALL, SPECIAL, TIES, all_midpoints, values_of
+from labkit.checks._threads import one_thread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,21 +27,25 @@ HINTS = {
     "twice": "Nearly all of these are right. How many times is such a number rounded on its way?",
     "subnormal": "Below the smallest normal number the gap no longer shrinks. What is one step there, and how many steps is your value?",
     "saturates": "Beyond the largest number, imagine the next one. From where on would that be the closer of the two?",
-    "early": "Some of these lie beyond the largest number, and yet closer to it than to the next one, if there were one. What becomes of them?",
+    "early": "Some of these lie beyond the largest number, and yet closer to it than to one that would follow. What becomes of them?",
     "beyond": "What does the format have after its largest finite number, and can a pattern become larger than that?",
     "nan": "Which bits decide between infinity and nan, and are any of them left in what you return?",
     "zero": "What does your code take for the exponent of zero, and what becomes of the sign of -0.0?",
     "infinity": "Infinity has a pattern of its own. Does it go through the steps that are meant for finite numbers?",
-    "constants": "This is right in 16 bits. Which number in your code belongs to one format only?",
+    "constants": "fp16 comes out right, and this format does not. Which number in your code belongs to fp16 only?",
 }  # fmt: skip
 
 
+LINE = (3, 2)  # the picture's format: few enough numbers to see each
+
+
+@one_thread()
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     others = [(4, 3), draw_format(generator, (2, 4), (2, 7)), draw_format(generator, (5, 8), (2, 4))]
-    groups = {"fp16": [(5, 10)], "bf16": [(8, 7)], "other formats": others}
+    groups = {"16 bits": [(5, 10), (8, 7)], "other formats": others}
     if strict:
-        groups["wide formats"] = [(8, 16), (7, 16), draw_format(generator, (6, 8), (11, 15))]
-        groups["narrow formats"] = [(2, 1), (8, 1), (3, 12), draw_format(generator, (2, 8), (1, 6))]
+        wide = [(8, 10), (7, 10), draw_format(generator, (6, 8), (8, 10))]
+        groups["wide and narrow formats"] = [*wide, (2, 1), (8, 1), (3, 10), draw_format(generator, (2, 8), (1, 6))]
     cases = []
     for name, formats in groups.items():
         tensors = {}
@@ -51,27 +56,27 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
             # As bit patterns of float32: every nan must arrive as it is.
             tensors |= {f"{index}/values": torch.cat(list(by_kind.values())).view(torch.int32)[order], f"{index}/kinds": kinds[order]}
         cases.append(Case(name, {"formats": formats}, tensors))
-    line = torch.linspace(0, 16.5, 1057).view(torch.int32)
-    cases.append(Case("a staircase", {"formats": [(3, 2)]}, {"0/values": line}, covers=(NEAREST,)))
+    cases[1].tensors["line"] = torch.linspace(0, 16.5, 1057)  # for the picture
     if strict:
-        cases.append(_case_of("from bf16 to fp16", (5, 10), (torch.arange(2**16) << 16).to(torch.int32), KINDS))
-        cases.append(_case_of("midpoints of fp16", (5, 10), all_midpoints(5, 10).view(torch.int32), (TIES,)))
-        cases.append(_case_of("midpoints of bf16", (8, 7), all_midpoints(8, 7).view(torch.int32), (TIES,)))
+        cases.append(_every_one())
     return cases
 
 
-def _case_of(name: str, bits: tuple[int, int], values: torch.Tensor, covers: tuple[str, ...]) -> Case:
-    """One format, values whose kinds are found by what becomes of them."""
-    kinds = torch.full(values.shape, KINDS.index(TIES))
-    if len(covers) > 1:
-        numbers = values.view(torch.float32).double()
-        size = numbers.abs()
-        kinds = torch.full(values.shape, KINDS.index(NEAREST))
-        kinds[oracle.rounded(numbers, *bits) == numbers] = KINDS.index(EXACT)
-        kinds[size < oracle.smallest_normal(bits[0])] = KINDS.index(SMALL)
-        kinds[size >= oracle.largest(*bits)] = KINDS.index(LARGE)
-        kinds[(size == 0) | ~torch.isfinite(size)] = KINDS.index(SPECIAL)
-    return Case(name, {"formats": [bits]}, {"0/values": values, "0/kinds": kinds})
+def _every_one() -> Case:
+    """Every midpoint of fp16 and of bf16, and every number of bf16 for fp16."""
+    formats, values = [(5, 10), (8, 7), (5, 10)], [all_midpoints(5, 10), all_midpoints(8, 7)]
+    values.append((torch.arange(2**16) << 16).to(torch.int32).view(torch.float32))
+    size = values[2].abs()
+    kinds = torch.full(size.shape, KINDS.index(NEAREST))
+    kinds[oracle.rounded(size, 5, 10) == size.double()] = KINDS.index(EXACT)
+    kinds[size < oracle.smallest_normal(5)] = KINDS.index(SMALL)
+    kinds[size >= oracle.largest(5, 10)] = KINDS.index(LARGE)
+    kinds[(size == 0) | ~torch.isfinite(size)] = KINDS.index(SPECIAL)
+    all_kinds = [torch.full(some.shape, KINDS.index(TIES)) for some in values[:2]] + [kinds]
+    for bits, some, kind in zip(formats[:2], values, all_kinds, strict=False):
+        kind[some < oracle.smallest_normal(bits[0])] = KINDS.index(SMALL)
+    tensors = {f"{i}/values": some.view(torch.int32) for i, some in enumerate(values)}
+    return Case("every midpoint", {"formats": formats}, tensors | {f"{i}/kinds": some for i, some in enumerate(all_kinds)})
 
 
 def _probe(candidate: Any, case: Case) -> Observation:
@@ -79,13 +84,16 @@ def _probe(candidate: Any, case: Case) -> Observation:
     for index, (exponent_bits, fraction_bits) in enumerate(case.values["formats"]):
         values = case.tensors[f"{index}/values"].view(torch.float32)
         found[str(index)] = as_patterns(call(candidate, values, exponent_bits, fraction_bits), len(values), "encode")
+    if "line" in case.tensors:
+        found["line"] = as_patterns(call(candidate, case.tensors["line"], *LINE), len(case.tensors["line"]), "encode")
     return Observation({}, found)
 
 
 def _right(got: torch.Tensor, values: torch.Tensor, want: torch.Tensor, exponent_bits: int, fraction_bits: int) -> torch.Tensor:
     """Equal, or any nan for a nan."""
-    some_nan = oracle.numbers_of(got, exponent_bits, fraction_bits).isnan() & (got >= 0) & (got < 2 ** (1 + exponent_bits + fraction_bits))
-    return torch.where(values.isnan(), some_nan, got == want)
+    infinity, sign = (2**exponent_bits - 1) << fraction_bits, 1 << (exponent_bits + fraction_bits)
+    is_nan = (got % sign > infinity) & (got >= 0) & (got < 2 * sign)
+    return torch.where(values.isnan(), is_nan, got == want)
 
 
 def _twice(values: torch.Tensor, exponent_bits: int, fraction_bits: int) -> torch.Tensor:
@@ -98,7 +106,7 @@ def _hint(kind: str, got: torch.Tensor, values: torch.Tensor, want: torch.Tensor
     exponent_bits, fraction_bits = bits
     sign = 1 << (exponent_bits + fraction_bits)
     wrong = got != want
-    if kind != SPECIAL and bool((got < 0).any()):
+    if kind != SPECIAL and bool((got < 0).any()) and torch.equal(got < 0, torch.signbit(values)):
         return "negative"
     if kind != SPECIAL and bool(((got ^ want)[wrong] == sign).all() or (values[wrong] < 0).all()):
         return "sign"
@@ -125,9 +133,8 @@ def _hint(kind: str, got: torch.Tensor, values: torch.Tensor, want: torch.Tensor
     return "ties"
 
 
+@one_thread()
 def _judge(case: Case, seen: Observation) -> list[Finding]:
-    if "0/kinds" not in case.tensors:
-        return []  # the staircase is for the picture
     findings: dict[str, Finding] = {}
     for index, bits in enumerate(case.values["formats"]):
         values, kinds = case.tensors[f"{index}/values"].view(torch.float32), case.tensors[f"{index}/kinds"]
@@ -139,10 +146,10 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
                 continue
             wrong = (kind & ~right).nonzero().flatten()
             if not len(wrong):
-                findings[name] = Finding(name, True, "the nearest number's pattern", f"{int(kind.sum()):,} right")
+                findings[name] = Finding(name, True, "the nearest number's pattern", f"right in {len(case.values['formats'])} formats")
                 continue
             hint = _hint(name, got[kind], values[kind], want[kind], tuple(bits))
-            if len(case.values["formats"]) > 1 and hint in ("round-trip", "nearest", "subnormal", "beyond"):
+            if tuple(bits) != FP16 and hint in ("round-trip", "nearest", "subnormal", "beyond"):
                 hint = "constants"
             first = wrong[0]
             pattern, became = int(got[first]), float(oracle.numbers_of(got[first : first + 1], *bits)[0])
@@ -156,14 +163,14 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
 
 def picture(case: Case, seen: Observation) -> "Figure | None":
     """The staircase that rounding makes of a line, in a format with few numbers."""
-    if "0/kinds" in case.tensors:
+    if "line" not in seen.tensors:
         return None
     from labkit.figures import staircase
 
-    values = case.tensors["0/values"].view(torch.float32)
+    line = case.tensors["line"]
     drawn = staircase(
-        values,
-        {"exact": oracle.rounded(values, 3, 2), "yours": oracle.numbers_of(seen.tensors["0"], 3, 2)},
+        line,
+        {"exact": oracle.rounded(line, *LINE), "yours": oracle.numbers_of(seen.tensors["line"], *LINE)},
         title="Every number from 0 to 16.5 in a format of 3 exponent and 2 fraction bits",
     )
     drawn.set_label(drawn.alt)

@@ -1,7 +1,6 @@
 """Check "number_formats.limits": where a format's range and precision end."""
 
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from labkit.checks import _number_formats_oracle as oracle
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, register
 from labkit.checks._number_formats_decode import draw_format, name_of
 from labkit.checks._number_formats_results import as_number
+from labkit.checks._threads import one_thread
 
 GROUPS = {
     "how large": ("largest", "infinite_from", "nan_from"),
@@ -17,8 +17,9 @@ GROUPS = {
     "how fine": ("still_one", "first_missing"),
 }
 KEYS = tuple(itertools.chain(*GROUPS.values()))
-# Every format asked about holds the integers around 2**(fraction_bits + 1).
-ROOM = {4: (1, 6), 5: (1, 10), 6: (1, 9)}
+# Exponent bits -> fewest and most fraction bits: every format holds the integers around 2**(fraction_bits + 1), and a search number by
+# number through the widest takes a second or two.
+ROOM = {4: (1, 6), 5: (1, 7), 6: (1, 7)}
 HINTS = {
     "largest": "The highest exponent field is not for finite numbers. Which is the highest that is, and which fraction is the largest?",
     "infinite": "65519 becomes 65504 in fp16. So where, between the largest number and the next that would follow, does infinity begin?",
@@ -37,11 +38,8 @@ HINTS = {
 def limits_of(exponent_bits: int, fraction_bits: int) -> dict[str, float]:
     """The right answers."""
     unit = oracle.smallest(exponent_bits, fraction_bits)
-    edge = math.sqrt(unit / 2)
-    step = 2.0 ** (math.floor(math.log2(edge)) - fraction_bits)  # the gap there: squares are far above subnormal sizes
-    squared = math.ceil(edge / step) * step
-    while squared * squared <= unit / 2:  # a tie goes to zero, which is even
-        squared += step
+    positive = oracle.numbers_of(torch.arange(1, (2**exponent_bits - 1) << fraction_bits), exponent_bits, fraction_bits)
+    squared = float(positive[positive * positive > unit / 2][0])  # a tie goes to zero, which is even
     return {
         "largest": oracle.largest(exponent_bits, fraction_bits),
         "infinite_from": oracle.infinite_from(exponent_bits, fraction_bits),
@@ -54,12 +52,13 @@ def limits_of(exponent_bits: int, fraction_bits: int) -> dict[str, float]:
     }
 
 
+@one_thread()
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     def drawn() -> tuple[int, int]:
         exponent_bits = int(torch.randint(4, 7, (), generator=generator))
         return draw_format(generator, (exponent_bits, exponent_bits), ROOM[exponent_bits])
 
-    groups = {"fp16": [(5, 10)], "other formats": [(5, 2), drawn(), drawn()]}
+    groups = {"fp16": [(5, 10)], "other formats": [(5, 2), (8, 7), drawn(), drawn()]}
     if strict:
         groups["every format"] = [(e, m) for e, (low, high) in ROOM.items() for m in range(low, high + 1, 2)]
     return [Case(name, {"formats": formats}) for name, formats in groups.items()]
@@ -88,6 +87,7 @@ def _hint(key: str, got: float, right: dict[str, float], bits: tuple[int, int]) 
     return {"first_missing": "missing", **names}.get(key, key)
 
 
+@one_thread()
 def _judge(case: Case, seen: Observation) -> list[Finding]:
     findings = {}
     for bits, row in zip(case.values["formats"], seen.values["rows"], strict=True):
@@ -128,5 +128,5 @@ register(Check(
     hints=HINTS,
     forbids=("labkit.checks._number_formats_oracle",),
     summary=_summary,
-    timeout=30.0,
+    timeout=60.0,
 ))  # fmt: skip

@@ -1,7 +1,7 @@
 """Floating-point formats of any width, exactly: the judge's own arithmetic of lab 03.
 
 A format has one sign bit, `exponent_bits` and `fraction_bits`, as IEEE 754 lays them out: exponent field 0 holds zero and the subnormal
-numbers, the highest one infinity and nan. Everything is computed in float64, in which every number of a format with at most 8 and 16 bits,
+numbers, the highest one infinity and nan. Everything is computed in float64, in which every number of a format with at most 8 and 10 bits,
 every float32 and every midpoint between two of them is exact.
 """
 

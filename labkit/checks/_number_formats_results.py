@@ -42,8 +42,11 @@ def as_tensor(value: Any, count: int, who: str) -> torch.Tensor:
 
 
 def as_numbers(value: Any, count: int, who: str) -> torch.Tensor:
-    """`value` as (count,) float64."""
-    return as_tensor(value, count, who).to(torch.float64)
+    """`value` as (count,) float64. Raises WrongResult for 16-bit numbers: what is computed with them is rounded again."""
+    tensor = as_tensor(value, count, who)
+    if tensor.is_floating_point() and tensor.itemsize < 4:
+        raise WrongResult(f"{who} returned {_told(tensor)}, expected float32 or float64")
+    return tensor.to(torch.float64)
 
 
 def as_patterns(value: Any, count: int, who: str) -> torch.Tensor:
@@ -57,6 +60,8 @@ def as_patterns(value: Any, count: int, who: str) -> torch.Tensor:
 def as_number(value: Any, who: str) -> float:
     """`value` as a float, nan and infinity included."""
     try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
         return float(value)
     except OverflowError:
         return math.inf

@@ -7,20 +7,20 @@ import torch
 
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, WrongResult, register
 from labkit.checks._number_formats_results import as_number
+from labkit.checks._threads import one_thread
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 BITS = {"float16": 10, "bfloat16": 7}
+MANY = 10_000
 STALL, SPREAD, MEAN = "equal addends", "other addends", "mean out of the sum's range"
 HINTS = {
     "stalls": "Your sum stops where one more addend changes nothing. When is the addend smaller than half a gap?",
-    "cast-late": "The result is in a wider format, but it has stalled before. In which format is each addition made?",
     "infinite": "Every value is in range, and so is the answer. Which number on the way is not?",
+    "divided": "Each value is divided first, and rounded then. How many bits has a three-thousandth of a small number left?",
+    "blocks": "Totals of blocks are 16-bit numbers, too. How far apart are those where their own total has got to?",
     "sum-for-mean": "That is the sum. What is left to do for a mean, and how many values are there?",
     "error": "Add up four of these by hand. Does every value enter once, and what does each addition drop?",
-    "reordered": "Sorting helps while addends differ. What does it do for a thousand equal ones?",
     "mean": "Multiply your mean by the number of values. Is that their sum?",
-    "vanishes": "You divide before you add. How small do the addends become, and does the format still have them?",
-    "empty": "A sum of one value is that value. Which of your steps needs two?",
 }  # fmt: skip
 
 
@@ -38,6 +38,7 @@ def tolerance(values: torch.Tensor) -> float:
     return (math.log2(max(len(values), 2)) + 2) * unit * float(values.double().abs().sum())
 
 
+@one_thread()
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     def draw(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=generator))
@@ -60,18 +61,25 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         run("sum", "float16", uniform(300, -1.0, 1.0)),
         run("sum", "bfloat16", torch.tensor([2.5])),
         run("sum", "float16", uniform(2, 1.0, 9.0)),
+        run("sum", "bfloat16", 1e6 * uniform(700)),
         run("mean", "bfloat16", uniform(1300)),
+        run("mean", "float16", torch.cat([uniform(1024), 100 + uniform(77)])),  # a mean of parts' means is off
+        run("mean", "float16", torch.full((3000,), 2.0**-10)),  # a 3000th of it has a bit or two left
     ]
     out_of_range = [run("mean", "float16", uniform(900, 100.0, 1000.0)), run("mean", "float16", torch.full((50,), -60000.0))]
+    # A running mean in the format stops on its way up.
+    out_of_range.append(run("mean", "float16", torch.cat([torch.ones(1000), torch.full((2000,), 600.0)])))
     if strict:
         equal += [run("sum", "bfloat16", torch.full((3000,), 2.0**-12)), run("sum", "float16", torch.full((5001,), 7.0))]
+        equal += [run("sum", "bfloat16", torch.full((40_000,), 0.3))]  # totals of blocks, added in the format, stall as well
         mixed += [
             run("sum", "bfloat16", uniform(700).pow(4)),
             run("sum", "float16", -uniform(4000)),
             run("sum", "bfloat16", torch.cat([uniform(900), torch.tensor([2000.0])])),
             run("sum", "float16", torch.cat([uniform(512), -uniform(511)])),
         ]
-        out_of_range += [run("mean", "float16", uniform(3000, 5.0, 900.0)), run("mean", "bfloat16", torch.full((300,), 3e38))]
+        out_of_range += [run("mean", "float16", uniform(3000, 5.0, 900.0)), run("mean", "float16", torch.full((77,), 60000.0))]
+        out_of_range += [run("mean", "float16", torch.full((66_000,), 3.0))]  # more than fp16 can count
     groups = {STALL: equal, SPREAD: mixed, MEAN: out_of_range}
     return [
         Case(
@@ -98,21 +106,24 @@ def _probe(candidate: Any, case: Case) -> Observation:
 def _hint(ask: str, got: float, values: torch.Tensor, right: float) -> str:
     if not math.isfinite(got):
         return "infinite"
-    if len(values) == 1:
-        return "empty"
     stalled = running(values)
     if ask == "sum" and abs(got - stalled) <= tolerance(values) / 4:
         return "stalls"
+    if ask == "sum" and len(values) > MANY:
+        return "blocks"
     if ask == "mean":
         if abs(got - float(values.double().sum())) <= tolerance(values):
             return "sum-for-mean"
         if math.isfinite(stalled) and abs(got * len(values) - stalled) <= tolerance(values) / 4:
             return "stalls"
         by_parts = values / len(values)
+        if abs(got - float(by_parts.double().sum())) <= tolerance(by_parts) / 4:
+            return "divided"
         return "stalls" if abs(got - running(by_parts)) <= tolerance(by_parts) / 4 else "mean"
     return "error"
 
 
+@one_thread()
 def _judge(case: Case, seen: Observation) -> list[Finding]:
     name = case.covers[0]
     for index, (run, got) in enumerate(zip(case.values["runs"], seen.values["found"], strict=True)):

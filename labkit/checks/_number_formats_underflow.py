@@ -8,7 +8,8 @@ import torch
 from labkit.checks import _number_formats_oracle as oracle
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._number_formats_decode import name_of
-from labkit.checks._number_formats_results import as_number, call
+from labkit.checks._number_formats_results import as_number
+from labkit.checks._threads import one_thread
 
 
 def magnitudes(generator: torch.Generator, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
@@ -21,9 +22,13 @@ def magnitudes(generator: torch.Generator, shape: tuple[int, ...], low: float, h
 SHARE, ZEROS, BORDER = "share that becomes zero", "zeros that were there before", "at the border"
 LOST_HINTS = {
     "normal-threshold": "Below the smallest normal number, is everything zero already?",
-    "smallest-threshold": "What becomes of a number a little below the smallest one? Zero is not the only neighbour.",
+    "smallest-threshold": "Zero is not the only neighbour of a number a little below the smallest one. Which is closer?",
     "unscaled": "Does the scale meet the numbers before they are rounded, or after?",
+    "rounded-scale": "The product is rounded to the format. Is the scale a number of that format, and must it be one?",
+    "changed": "Print the tensor before and after the call. Which line of yours writes into it?",
     "inverse": "Is the number that is rounded larger or smaller than the one you were given, when the scale is 1000?",
+    "other-format": "This would be right in fp16. Which format was your function given?",
+    "never": "Nothing is lost at all. Below which size does everything become zero, and in which format do you look?",
     "sign": "A negative number is less than any positive one. Is that the same as small?",
     "percent": "A share of the whole lies between 0 and 1. Where does yours?",
     "kept": "Together with the right answer, yours makes 1. Which of the two kinds are you counting?",
@@ -47,15 +52,22 @@ def _fraction(values: torch.Tensor, bits: tuple[int, int], scale: float, wide: b
     return int(_lost(values, bits, scale, wide).sum()) / there if there else 0.0
 
 
+@one_thread()
 def _lost_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     def around(bits: tuple[int, int], scale: float, shape: tuple[int, ...]) -> torch.Tensor:
         middle = math.log2(oracle.smallest(*bits) / scale)
         return magnitudes(generator, shape, middle - 6, middle + 4 + bits[1])
 
     plain = [((5, 10), 1.0, (30, 25)), ((5, 10), 1024.0, (700,)), ((5, 10), 1000.0, (4, 10, 16))]
-    plain += [((5, 2), 64.0, (23, 30)), ((4, 3), 1.0, (500,))]
+    plain += [((5, 2), 64.0, (23, 30)), ((4, 3), 1.0, (500,)), ((5, 10), 2.0**16, (600,))]  # the last: no number of fp16
     if strict:
-        plain += [((8, 7), 1.0, (400,)), ((6, 5), 2.0**20, (25, 30)), ((5, 10), 0.125, (600,)), ((5, 10), 3.0, (2, 3, 4, 20))]
+        plain += [
+            ((8, 7), 1.0, (400,)),
+            ((6, 5), 2.0**20, (25, 30)),
+            ((5, 10), 0.125, (600,)),
+            ((5, 10), 3.0, (2, 3, 4, 20)),
+            ((5, 2), 1000.0, (500,)),
+        ]
     runs = [{"bits": bits, "scale": scale} for bits, scale, _ in plain]
     tensors = {str(i): around(bits, scale, shape) for i, (bits, scale, shape) in enumerate(plain)}
     cases = [Case("numbers of many sizes", {"runs": runs}, tensors, covers=(SHARE,))]
@@ -85,11 +97,12 @@ def _lost_case(name: str, runs: list[tuple[tuple[int, int], float, torch.Tensor]
 
 
 def _lost_probe(candidate: Any, case: Case) -> Observation:
-    shares = []
+    shares, changed = [], False
     for index, run in enumerate(case.values["runs"]):
-        share = call(candidate, case.tensors[str(index)], *run["bits"], run["scale"])
-        shares.append(as_number(share, "underflow_fraction"))
-    return Observation({"shares": shares})
+        given = case.tensors[str(index)].clone()
+        shares.append(as_number(candidate(given, *run["bits"], run["scale"]), "underflow_fraction"))
+        changed |= not torch.equal(given.view(torch.int32), case.tensors[str(index)].view(torch.int32))
+    return Observation({"shares": shares, "changed": changed})
 
 
 def _near(a: float, b: float) -> bool:
@@ -107,16 +120,19 @@ def _lost_hint(criterion: str, got: float, values: torch.Tensor, bits: tuple[int
     limits = {"normal-threshold": oracle.smallest_normal(bits[0]), "smallest-threshold": oracle.smallest(*bits)}
     guesses: dict[str, float] = {name: int(((size < limit) & there).sum()) / total for name, limit in limits.items()}
     guesses |= {
+        "rounded-scale": _fraction(values, bits, float(oracle.rounded(torch.tensor([scale], dtype=torch.float64), *bits)[0])),
         "unscaled": _fraction(values, bits, 1.0),
         "inverse": _fraction(values, bits, 1.0 / scale),
         "sign": int((((values.double() * scale) < oracle.smallest(*bits) / 2) & there).sum()) / total,
         "percent": 100 * right,
         "kept": 1 - right,
         "count": count,
+        "other-format": _fraction(values, (5, 10), scale),
     }
     return next((name for name, guess in guesses.items() if _near(got, guess) and not _near(guess, right)), "share")
 
 
+@one_thread()
 def _lost_judge(case: Case, seen: Observation) -> list[Finding]:
     criterion = case.covers[0]
     wrong: list[tuple[str, str]] = []
@@ -127,9 +143,13 @@ def _lost_judge(case: Case, seen: Observation) -> list[Finding]:
         told = f"{name_of(*bits)}, scale {scale:g}: {got:.4g} of {values.numel()} numbers"
         wrong.append((told, _lost_hint(criterion, got, values, bits, scale)))
     wanted = "share of those that were not zero"
+    if seen.values["changed"] and criterion == SHARE:
+        return [Finding(criterion, False, "the tensor as it was", "the tensor is another one after the call", "changed")]
     if not wrong:
         return [Finding(criterion, True, wanted, f"right for {len(case.values['runs'])} tensors")]
     # A run at scale 1 cannot tell a scale that is used wrongly: the hint is the most telling of all runs.
+    if criterion == SHARE and max(seen.values["shares"]) == 0:
+        wrong[0] = (wrong[0][0], "never")
     told = next((one for one in wrong if one[1] != "share"), wrong[0])
     return [Finding(criterion, False, wanted, told[0], told[1])]
 

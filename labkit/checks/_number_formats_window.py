@@ -10,12 +10,14 @@ from labkit.checks._core import Case, Check, Criterion, Finding, Observation, Wr
 from labkit.checks._number_formats_decode import name_of
 from labkit.checks._number_formats_results import as_number
 from labkit.checks._number_formats_underflow import magnitudes
+from labkit.checks._threads import one_thread
 
 LOW, HIGH, EDGES = "low end", "high end", "ends that are met exactly"
 WINDOW_HINTS = {
     "one-tensor": "One scale serves all gradients of a step. Whose smallest and largest number did you take?",
     "sign": "The largest number and the largest size are not the same. Which one overflows first?",
     "not-power": "Your scale is not a power of two. Which multipliers change only the exponent?",
+    "exponents": "2**3 is a scale, and 3 is its exponent. Which of the two do you return?",
     "normal": "A number below the smallest normal one has fewer bits, but is it zero?",
     "zeros": "Zeros stay zero at any scale. What do they do to your smallest number?",
     "low-lost": "At your low end something still becomes zero. Multiply the smallest number by it: which of its neighbours is closer?",
@@ -40,6 +42,7 @@ def window_of(sizes: torch.Tensor, bits: tuple[int, int]) -> tuple[float, float]
     return low, high
 
 
+@one_thread()
 def _window_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     def draw(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=generator))
@@ -47,10 +50,12 @@ def _window_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     shapes = [(9, 7), (40,), (3, 4, 5)]
 
     def step(low: float, high: float) -> list[torch.Tensor]:
-        """Three gradients, the smallest size in one of them and the largest, a negative number, in another."""
+        """Three gradients, the smallest size in one of them and the largest in another, both of negative numbers."""
         parts = [magnitudes(generator, shape, low + 2, high - 2) for shape in shapes]
+        # Positive numbers reach less far, so that who looks at them alone is told from who looks at one tensor alone.
+        parts = [torch.where(part > 0, magnitudes(generator, part.shape, low + 5, high - 5).abs(), part) for part in parts]
         first, second = torch.randperm(3, generator=generator)[:2].tolist()
-        parts[first].view(-1)[draw(0, 30)] = 2.0 ** (low + 0.4)
+        parts[first].view(-1)[draw(0, 30)] = -(2.0 ** (low + 0.4))
         parts[second].view(-1)[draw(0, 30)] = -(2.0 ** (high - 0.3))
         parts[second].view(-1)[31:35] = 0.0
         return parts
@@ -115,6 +120,7 @@ def _window_hint(end: str, got: float, parts: list[torch.Tensor], bits: tuple[in
     return "high-lost" if got > right else "high-low"
 
 
+@one_thread()
 def _window_judge(case: Case, seen: Observation) -> list[Finding]:
     wrong: dict[str, tuple[str, str]] = {}
     for index, (run, got) in enumerate(zip(case.values["runs"], seen.values["ends"], strict=True)):
@@ -124,9 +130,13 @@ def _window_judge(case: Case, seen: Observation) -> list[Finding]:
             name = end if end in case.covers else EDGES
             if name in wrong or abs(mine - right) <= 1e-6 * right:
                 continue
-            hint = "edges" if name == EDGES else "swapped" if tuple(got) == want[::-1] else _window_hint(end, mine, parts, bits)
-            if name == EDGES and end == HIGH and mine < right:
-                hint = "high-low"
+            hint = _window_hint(end, mine, parts, bits)
+            if all(abs(one - math.log2(other)) < 1e-6 for one, other in zip(got, want, strict=True)):
+                hint = "exponents"
+            elif tuple(got) == want[::-1]:
+                hint = "swapped"
+            elif name == EDGES:
+                hint = "high-low" if end == HIGH and mine < right else "edges"
             wrong[name] = (f"{name_of(*bits)}: {end} {mine:g}", hint)
     wanted = "the last power of two at which nothing is lost"
     return [

@@ -96,7 +96,7 @@ HINTS = {
         "Which bytes would exist without your buffers? How many has one number of this network, and does your sum count "
         "one storage twice?"
     ),
-    "reported-missing": "The contract names one more thing that an executor tells about itself.",
+    "reported-missing": "The contract names one more thing that an executor tells about itself: which?",
 }
 
 # Part of an error's message -> the hint for a crash that has a usual cause here.

@@ -22,6 +22,7 @@ import torch
 from labkit.checks import _wire
 from labkit.checks._core import Case, Check, Finding, Observation, home_of
 from labkit.checks._score import merge
+from labkit.checks._threads import one_thread
 from labkit.checks._verdict import Verdict
 
 GENERIC_HINTS = {
@@ -161,6 +162,7 @@ def clean_torch() -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))
         stack.enter_context(torch.device("cpu"))
+        stack.enter_context(one_thread())
         yield
 
 

@@ -49,7 +49,8 @@ def step_weights(
         parts = [f"{column + 1}: {weight:.3g}" for column, weight in enumerate(weights) if weight]
         meant = f" (meant: {first + 1} to {end}, 1/{end - first} each)" if windows else ""
         told.append(f"{names[row]}{meant} {', '.join(parts) or 'nothing'}")
-    axes.set(xlim=(0, columns), ylim=(len(shown), 0), xlabel="micro-batch", ylabel="")
+    label = "micro-batch (framed: those that belong to the step)" if windows else "micro-batch"
+    axes.set(xlim=(0, columns), ylim=(len(shown), 0), xlabel=label)
     every = max(1, columns // 16)
     axes.set_xticks([c + 0.5 for c in range(0, columns, every)], [str(c + 1) for c in range(0, columns, every)])
     axes.set_yticks([row + 0.5 for row in range(len(shown))], names)

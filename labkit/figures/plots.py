@@ -40,7 +40,7 @@ def lines(
         heights = [value if math.isfinite(value) else math.nan for value in ys]
         axes.plot(list(xs), heights, marker="o" if len(xs) <= 24 else "", ms=4, label=name, **style)
     if "x" in log:
-        axes.set_xscale("log")
+        _log_x(axes, sorted({place for xs, _ in series.values() for place in xs}))
     if "y" in log:
         axes.set_yscale("log")
     _lines_across(axes, limits or {})
@@ -88,18 +88,29 @@ def stacked_bars(
     return picture
 
 
+def _log_x(axes: Axes, places: Sequence[float]) -> None:
+    """A logarithmic axis; where all places are powers of two, as ranks and sizes are, it names those."""
+    if not all(place > 0 and math.log2(place).is_integer() for place in places):
+        axes.set_xscale("log")
+        return
+    axes.set_xscale("log", base=2)
+    shown = places[:: math.ceil(len(places) / 10)]
+    axes.set_xticks(shown, [f"{place:,.10g}" for place in shown])
+    axes.minorticks_off()
+
+
 def _head(axes: Axes, title: str, names: Sequence[str]) -> None:
     """The title above a legend of as many rows as its names need."""
     columns = max(1, min(len(names), 80 // (4 + max(map(len, names), default=1))))
     axes.set_title(title, pad=10 + 14 * math.ceil(len(names) / columns))
-    quiet_legend(axes, ncols=columns)
+    quiet_legend(axes, ncols=columns, handlelength=2.2)  # long enough to tell dashes apart
 
 
 def _lines_across(axes: Axes, limits: Mapping[str, float]) -> None:
     for label, height in limits.items():
         axes.axhline(height, color=BASELINE, ls="--", lw=1.2)
         place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
-        axes.annotate(label, (1, height), (-2, 2), fontsize=8, color=INK, **place)
+        axes.annotate(label, (1, height), (-2, 3), fontsize=8, color=INK, bbox=_ON_WHITE, zorder=5, **place)
 
 
 def _curve_in_words(xs: Sequence[float], ys: Sequence[float]) -> str:

@@ -14,7 +14,8 @@ Everything made inside is a fake tensor (`torch._subclasses.FakeTensorMode`): op
 one process shows what one rank of many holds and sends.
 
 Where code asks for a number, every unknown one counts as 0: `loss.item()` is 0.0, `if norm > 1` is not taken,
-`torch.isfinite(grad).all()` is true, `torch.equal` says True. A tensor made of one number (`torch.tensor(65536.0)`) keeps it.
+`torch.isfinite(grad).all()` is true, `torch.equal` says True. Tensors made of numbers (`torch.tensor([1, 2])`, a short `arange`)
+are real ones and keep them, as does what is computed from them alone.
 
 What cannot run at all (`tensor.numpy()`, `x[mask]`, whose shape depends on numbers) raises `PaperScaleError`, which names the
 line. That costs no points: a notebook's paper-scale cell is given code without a check, and prints the error as above.

@@ -1,5 +1,6 @@
 """`python -m labkit.paper`: the headline numbers, measured on this machine beside what papers and lectures say."""
 
+import argparse
 import shutil
 import sys
 import textwrap
@@ -33,6 +34,7 @@ def _short(number: float) -> str:
 
 def main() -> int:
     """Print the table and what it took."""
+    argparse.ArgumentParser(prog="python -m labkit.paper", description=__doc__.partition(": ")[2]).parse_args()
     show(headlines(), min(shutil.get_terminal_size().columns, 100))
     try:
         import resource

@@ -32,7 +32,7 @@ class Answers(TorchDispatchMode):
                     reals += 1
                     if item.requires_grad and item.is_leaf:
                         self.real[id(item)] = weakref.ref(item)
-        if reals and not fakes and func not in _LIFTS:
+        if reals and not fakes or func.overloadpacket in _SERIES and func(*args, **kwargs).numel() <= _SHORT:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if func in _ANSWERS:
@@ -40,7 +40,7 @@ class Answers(TorchDispatchMode):
             return _ANSWERS[func](*args)
         rule = _RULES.get(func.overloadpacket)
         if rule is None:
-            if func in _FILLS and args[0].constant is None and not hasattr(args[0], "_paper_number"):
+            if func in _FILLS and not hasattr(args[0], "_paper_number"):
                 return args[0]
             return func(*args, **kwargs)
         number = rule(*(_number(arg) for arg in args))
@@ -66,12 +66,11 @@ Answers.__torch_dispatch__ = Answers.dispatch
 def _number(thing: object) -> object:
     """What a tensor counts as: the number that it was made of, what a comparison says of zeros, or 0."""
     if isinstance(thing, FakeTensor):
-        if thing.constant is not None and thing.numel() == 1:
-            return thing.constant.item()
         return getattr(thing, "_paper_number", 0)
-    if isinstance(thing, (list, tuple)):
-        return [_number(item) for item in thing]
-    return 0 if isinstance(thing, torch.Tensor) else thing
+    if isinstance(thing, torch.Tensor):
+        with unset_fake_temporarily():
+            return thing.item() if thing.numel() == 1 else 0
+    return [_number(item) for item in thing] if isinstance(thing, (list, tuple)) else thing
 
 
 def _scalar(tensor: FakeTensor) -> int | float | bool | complex:
@@ -84,7 +83,8 @@ def _first(number: object, *rest: object) -> object:
 
 
 _DEVICE = torch.ops.prim.device.default
-_LIFTS = {aten.lift.default, aten.lift_fresh.default}
+# Indices are often made as tensors: short series keep their numbers, as torch.tensor(...) does.
+_SERIES, _SHORT = {aten.arange, aten.linspace, aten.logspace}, 4096
 # Numbers that nobody will know need not be drawn: this saves half the time of making a model.
 _FILLS = {aten.normal_.default, aten.uniform_.default, aten.zero_.default, aten.fill_.Scalar}
 _ANSWERS = {

@@ -32,6 +32,8 @@ def explain(error: Exception, made_up: bool) -> str | None:
         what = f"how much {_op(error)} returns depends on numbers; {_WHY}"
     elif isinstance(error, (DataDependentOutputException, UnsupportedFakeTensorException, UnsupportedOperatorException)):
         what = f"{_op(error)} needs real numbers; {_WHY}"
+    elif isinstance(error, RuntimeError) and "data is not allocated" in str(error):  # torch.tensor of fake tensors, say
+        what = f"this reads numbers out of tensors; {_WHY}"
     elif made_up and (isinstance(error, ZeroDivisionError) or isinstance(error, ValueError) and "math domain" in str(error)):
         what = f"{error}: a number that was asked for counts as 0 here; {_WHY}"
     else:

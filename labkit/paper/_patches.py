@@ -1,5 +1,6 @@
 """What fake tensors get wrong below the dispatcher: converting modules, addresses, and ways to numbers past the operators."""
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -15,11 +16,14 @@ def patches(stack: ExitStack) -> None:
         (torch.nn.Module, "_apply", lambda module, fn, recurse=True: _convert(module, fn, recurse, {})),
         (torch.UntypedStorage, "data_ptr", _address_of(torch.UntypedStorage.data_ptr)),
         (FakeTensor, "data_ptr", _data_ptr),
+        (FakeTensor, "__deepcopy__", _deepcopy),
         (FakeTensor, "__format__", _format),
         (FakeTensor, "tolist", _tolist),
         (torch.Tensor, "tolist", _for_real(torch.Tensor.tolist)),
         (torch.Tensor, "numpy", _for_real(torch.Tensor.numpy)),
         (FakeTensor, "numpy", _numpy),
+        # The error that an operator raises says it all; its log repeats it with a traceback through PyTorch.
+        (logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True),
     ):
         missing = object()
         before = vars(owner).get(name, missing)
@@ -71,6 +75,20 @@ def _data_ptr(tensor: FakeTensor) -> int:
     return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
 
 
+def _deepcopy(tensor: FakeTensor, memo: dict) -> FakeTensor:
+    """As of a real tensor; PyTorch's own would copy the whole mode along."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError("only tensors that are graph leaves can be deep-copied")
+    copied = tensor.detach().clone()
+    copied = torch.nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copied
+    memo[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
+    if tensor.grad is not None:
+        copied.grad = _deepcopy(tensor.grad, memo)
+    return copied
+
+
 def _format(tensor: FakeTensor, spec: str) -> str:
     return format(tensor.item(), spec) if tensor.dim() == 0 and spec else object.__format__(tensor, spec)
 
@@ -84,14 +102,13 @@ def _for_real(plain: Callable) -> Callable:
 
 
 def _tolist(tensor: FakeTensor) -> object:
-    return tensor.item() if tensor.dim() == 0 else _known(tensor, "tolist()").tolist()
+    if tensor.dim() == 0:
+        return tensor.item()
+    raise PaperScaleError(_NUMBERS.format("tolist()"))
 
 
-def _numpy(tensor: FakeTensor, *, force: bool = False) -> object:
-    return _known(tensor, "numpy()").numpy(force=force)
+def _numpy(tensor: FakeTensor, *, force: bool = False) -> None:
+    raise PaperScaleError(_NUMBERS.format("numpy()"))
 
 
-def _known(tensor: FakeTensor, what: str) -> torch.Tensor:
-    if tensor.constant is None:
-        raise PaperScaleError(f"{what} needs real numbers; at paper scale tensors have only sizes")
-    return tensor.constant
+_NUMBERS = "{} needs real numbers; at paper scale tensors have only sizes"

@@ -54,6 +54,7 @@ def main(control_fd: int, parent: int) -> None:
                 importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a rank's collections skip what was imported here, and its pages stay shared
+    importlib.import_module("labkit.recorder._patches").frozen = True
     control.send(b"R")
     _serve(control, parent)
 

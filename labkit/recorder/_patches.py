@@ -23,6 +23,9 @@ _local = threading.local()
 _undo: list = []
 
 
+frozen = False  # whether this process was forked from one that froze its objects: to ask the collector takes longer than a small step
+
+
 def own_modes() -> list[RecordingMode]:
     """The recording modes that this thread has entered, outermost first; the list itself."""
     try:
@@ -241,6 +244,6 @@ def _collector() -> None:
     if gc.isenabled():
         gc.disable()
         _undo.append(gc.enable)
-    if not gc.get_freeze_count():  # marks then look only at what came since, which saves a tenth of a second each
+    if not frozen and not gc.get_freeze_count():  # marks then look only at what came since, which saves a tenth of a second each
         gc.freeze()
         _undo.append(gc.unfreeze)

@@ -71,18 +71,31 @@ class Recording(RecordedData):
         return [self._storage(int(sid), int(live[sid])) for sid in order[live[order] > 0][:top]]
 
     def alive_summary(self, at: str = "peak") -> str:
-        """One line for people, about the group that holds most: "131 outputs of relu, 131 MiB, born in forward"."""
-        groups: dict[tuple[str, str], list[int]] = {}
-        for info in self.alive(at, top=None):
-            made = info.category in ("activations", "other") and info.born and info.op
-            what = f"outputs of {info.op.rpartition('.')[2]}" if made else f"storages of {info.category}"
-            groups.setdefault((what, info.phase if info.born else ""), []).append(info.bytes)
-        if not groups:
+        """One line for people, about the category that holds most: "131 outputs of relu, 131 MiB, born in forward".
+
+        Where no operator made half of it: "204 storages of activations, 49 MiB, the most by gelu: 16 MiB, born in forward".
+        """
+        alive = self.alive(at, top=None)
+        if not alive:
             return "nothing was alive"
-        (what, phase), sizes = max(groups.items(), key=lambda item: sum(item[1]))
-        if len(sizes) == 1:
-            what = what.replace("outputs", "output").replace("storages", "storage")
-        return f"{len(sizes)} {what}, {human_bytes(sum(sizes))}" + (f", born in {phase}" if phase else "")
+        totals: dict[str, int] = {}
+        for info in alive:
+            totals[info.category] = totals.get(info.category, 0) + info.bytes
+        category = max(totals, key=lambda name: totals[name])
+        held = [info for info in alive if info.category == category]
+        made = category in ("activations", "other")
+        groups: dict[tuple[str, str], list[int]] = {}
+        for info in held:
+            op = info.op.rpartition(".")[2] if made and info.born else ""
+            groups.setdefault((op, info.phase if info.born else ""), []).append(info.bytes)
+        (op, phase), sizes = max(groups.items(), key=lambda item: sum(item[1]))
+        born = f", born in {phase}" if phase else ""
+        if op and 2 * sum(sizes) >= totals[category]:
+            return f"{len(sizes)} output{'s' * (len(sizes) > 1)} of {op}, {human_bytes(sum(sizes))}{born}"
+        all_of_it = f"{len(held)} storage{'s' * (len(held) > 1)} of {category}, {human_bytes(totals[category])}"
+        if not op:
+            return all_of_it + (born if len(groups) == 1 else "")
+        return f"{all_of_it}, the most by {op}: {human_bytes(sum(sizes))}{born}"
 
     # Storages, operators, modules, phases
 

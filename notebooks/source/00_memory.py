@@ -17,8 +17,8 @@
 # You read, you **predict** a number, you write a function, you check it, you look at what it did.
 #
 # - A `Recorder` notes every piece of memory that PyTorch asks for and gives back. `live_memory` draws that while the cell runs.
-# - `check("name", your_function)` tries your function on fresh inputs in a process of its own: it cannot break your notebook. It shows
-#   what was expected and seen, and asks one question when something is off. Run it as often as you like.
+# - `check("name", your_function)` tries your function on fresh inputs in a process of its own. It shows what was expected and seen, and
+#   asks one question when something is off. Run it as often as you like.
 # - Under each exercise three hints are folded, from a nudge to the whole way.
 # - About a third of the points come from hidden cases, run when you hand in. A prediction costs nothing when it is wrong.
 
@@ -28,8 +28,8 @@
 # 1. Backward leaves a gradient `g` for every parameter `w`.
 # 2. Adam keeps a running mean of it, the **momentum**: `m = 0.9 m + 0.1 g`.
 # 3. And a running mean of its square, the **variance**: `v = 0.999 v + 0.001 g²`.
-# 4. The update divides one by the other: `w = w - rate · m / (√v + 1e-8)`, with both first freed of their slow start.
-# 5. So for each parameter Adam remembers two more numbers, from step to step. That is its **state**.
+# 4. The update divides one by the other: `w = w - rate · m / (√v + 1e-8)`, after a correction for their slow start.
+# 5. So for each parameter Adam remembers two more numbers, from step to step. That is its **state**, and AdamW's too.
 
 # %%
 from dataclasses import replace
@@ -46,13 +46,13 @@ from labkit.widgets import explore
 torch.set_num_threads(1)  # steady, also where other programs keep the cores busy
 MIB, GIB, GB = 2**20, 2**30, 10**9
 SMALL = GPTConfig(vocab=2048, context=128, layers=4, heads=4, width=128)
-print(SMALL)
 
 # %% [markdown]
 # ## The baseline: three steps, watched
 #
-# `GPT(config)` is a small transformer that predicts the next token. A training step is always the same four lines: forward, backward,
-# optimizer, clear the gradients. Random tokens will do; memory does not care what they say.
+# `GPT(config)` is a transformer that predicts the next token. `SMALL` says how large: 4 blocks, each token a vector of 128 numbers (the
+# *width*), 4 attention heads, 2,048 possible tokens (the *vocabulary*), sequences of up to 128 (the *context*). A training step is always
+# the same four lines: forward, backward, optimizer, clear the gradients. Random tokens will do; memory does not care what they say.
 #
 # Watch which colour appears when, and which ones stay.
 
@@ -63,16 +63,15 @@ def tokens(config, batch, seq):
     return [torch.randint(config.vocab, (batch, seq), generator=generator) for _ in range(2)]
 
 
-def train(config, batch, seq, steps=3, title="", budget_bytes=None, dtype=torch.float32):
+def train(config, batch, seq, steps=3, title="", budget_bytes=None):
     """Recording of `steps` training steps with AdamW; drawn live when there is a title."""
-    model, (ids, targets) = GPT(config).to(dtype), tokens(config, batch, seq)
+    model, (ids, targets) = GPT(config), tokens(config, batch, seq)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     with Recorder(watch=[model, optimizer, ids, targets], budget_bytes=budget_bytes) as recorder:
         with live_memory(recorder, title=title) if title else recorder.phase("steps"):
             for _ in range(steps):
                 with recorder.phase("forward"):
                     loss = next_token_loss(model(ids), targets)
-                recorder.mark("kept")  # between forward and backward
                 with recorder.phase("backward"):
                     loss.backward()
                 with recorder.phase("optimizer"):
@@ -85,7 +84,7 @@ baseline = train(SMALL, 8, 128, title="Three training steps of a small GPT")
 
 # %%
 peak = baseline.by_category("peak")
-print(f"peak {baseline.peak_bytes / MIB:.1f} MiB; alive then: {baseline.alive_summary('peak')}")
+print(f"peak {baseline.peak_bytes / MIB:.1f} MiB, of which")
 for category, nbytes in peak.items():
     print(f"  {category:<16}{nbytes / MIB:8.1f} MiB")
 
@@ -105,9 +104,9 @@ except torch.OutOfMemoryError as error:
 # ## Which memory ran out?
 #
 # Memory comes in levels. Next to the arithmetic lie **registers**; then small, fast memory: **shared memory** on a card, L1 on a
-# processor; then **L2** (and L3); last the large, slow one: **device memory**, on a card also called global memory. Each level is about
-# ten times larger than the one before, and slower. Tensors live in the last one, and that is the one that runs out: the other
-# levels only hold what is being worked on.
+# processor; then **L2** (and L3); last the large, slow one: **device memory**, on a card also called global memory. Tensors live in that
+# last one, and it is the one that runs out: the lecture counts 8 to 10 GB of it on consumer cards, 40 to 80 on an A100. The levels before
+# it are far smaller and faster, and only hold what is being worked on.
 #
 # The next cell reads blocks of growing size again and again. As long as a block fits a level, it comes at that level's speed.
 
@@ -133,7 +132,7 @@ lines(
 # Everything that stays is counted in parameters, so count them. The next cell lists a model's parameters by name. Find out which of the
 # sizes in a config each shape comes from.
 #
-# The **head** turns a vector of `width` numbers into one score per word. In GPT-2 it uses the embedding's own weight (*tied*); with
+# The **head** turns a vector of `width` numbers into one score per possible token. In GPT-2 it uses the embedding's own weight (*tied*); with
 # `tied=False` it has another one.
 #
 # **Predict first.** Of GPT-2's 1.56 billion parameters (48 layers, width 1,600), how many percent are in its 48 blocks?
@@ -164,7 +163,6 @@ def gpt_parameter_count(config):
     head = 0 if config.tied else config.vocab * h
     return tables + config.layers * (linears + norms) + 2 * h + head
     ### END SOLUTION
-
 
 # %% nbgrader={"grade": true, "grade_id": "check-parameters", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("memory.parameters", gpt_parameter_count)
@@ -203,15 +201,15 @@ stacked_bars(shares, title="Where the parameters are", y="percent of all paramet
 #
 # *difficulty 2 of 5 · importance 5 of 5 · 15 minutes · 4 points*
 #
-# A trained parameter is more than one number: weight, gradient, Adam's two. Each is an array with one entry per parameter; together they
-# are the **model states**. How many bytes an entry takes depends on the *recipe*:
+# Weight, gradient, Adam's two: each is an array with one entry per parameter; together they are the **model states**. How many bytes an
+# entry takes depends on the *recipe*:
 #
 # - **fp32**: everything in 32 bit.
-# - **autocast**: all arrays as in fp32; an operator that computes in 16 bit makes a copy of what it reads and drops it.
+# - **autocast**: all arrays as in fp32. 16-bit copies of what operators read come and go within the step; they are no states.
 # - **16-bit**: everything in 16 bit. (It trains badly: small updates round away.)
 # - **mixed**: weights and gradients in 16 bit; the optimizer works in 32 bit, on **master weights** of its own.
-# - **mixed, fp32 gradients**: the same, with gradients kept in 32 bit.
-# - **mixed, gradients twice**: *mixed*, and the optimizer makes a 32-bit copy of the gradients.
+# - **mixed, fp32 gradients**: *mixed*, but gradients in 32 bit.
+# - **mixed, gradients twice**: *mixed*, and the optimizer has a 32-bit copy of the gradients.
 
 # %% [markdown]
 # **Predict first.** 1.5 billion parameters in the *mixed* recipe: how many GB of model states? (1 GB is 10⁹ bytes here.)
@@ -228,7 +226,7 @@ def recipes():
 
     Returns a dict: recipe's name -> dict of array's name -> bytes of one entry. The arrays' names are
     "weights", "gradients", "fp32 gradients" (the copy), "master weights", "momentum", "variance"; an
-    array that a recipe has not is left out.
+    array that a recipe has not is left out, or 0.
     """
     ### BEGIN SOLUTION
     adam = {"momentum": 4, "variance": 4}
@@ -250,7 +248,6 @@ def model_state_bytes(n, recipe):
     return n * sum(recipe.values())
     ### END SOLUTION
 
-
 # %% nbgrader={"grade": true, "grade_id": "check-states", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("memory.states", recipes, model_state_bytes)
 
@@ -264,14 +261,14 @@ exam("memory.states", recipes, model_state_bytes, points=1)
 # %% [markdown]
 # <details><summary>Hint 1</summary>For each recipe: which arrays are there, and how wide is each?</details>
 # <details><summary>Hint 2</summary>16 bit are 2 bytes, 32 bit are 4. Master weights are one more array, always of 4.</details>
-# <details><summary>Hint 3</summary>a dict of dicts; every recipe has weights, gradients, momentum and variance; the mixed ones have master
-# weights too, the last one also the copy; the bytes are n times the sum of the sizes</details>
+# <details><summary>Hint 3</summary>a dict of dicts; every recipe has weights, gradients, momentum and variance; the mixed ones have
+# master weights too, the last one also the copy; the bytes are n times the sum of the sizes</details>
 
 # %%
 bars = {}
 for name, recipe in recipes().items():
     print(f"{name:<24}{sum(recipe.values()):3} bytes per parameter, {model_state_bytes(1.5e9, recipe) / GB:5.1f} GB at 1.5 billion")
-    bars[name.replace(", ", ",\n")] = {array: 1.5 * size for array, size in recipe.items()}
+    bars[name.replace(", ", ",\n")] = {"parameters" if array == "weights" else array: 1.5 * size for array, size in recipe.items()}
 print(f"you predicted {predicted_states_gb} GB for the mixed one")
 stacked_bars(bars, title="Model states of 1.5 billion parameters", y="GB", limits={'a "24 GB" card': 24 * GIB / GB})
 
@@ -301,7 +298,8 @@ predicted_new_bytes = 0  # it is made in the first step
 def live_states(model, optimizer):
     """Bytes that a model and its optimizer hold at this moment.
 
-    model : nn.Module, parameters of any dtype, perhaps tied or frozen; optimizer : any of torch.optim
+    model : nn.Module, parameters of any dtype, perhaps tied or frozen; its buffers do not count
+    optimizer : of torch.optim, with tensors in its state: AdamW, SGD, Adagrad and others
     Returns a dict with the keys "parameters", "gradients" and "optimizer state". A tensor in memory counts
     once, however many names it has. The optimizer's step counters (4 bytes each) may count or not.
     About 6 lines.
@@ -316,7 +314,6 @@ def live_states(model, optimizer):
     }
     ### END SOLUTION
 
-
 # %% nbgrader={"grade": true, "grade_id": "check-live", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("memory.live", live_states)
 
@@ -329,8 +326,8 @@ exam("memory.live", live_states, points=1)
 
 # %% [markdown]
 # <details><summary>Hint 1</summary>Where does each of the three lie: which attribute, which dict? When is it not there yet?</details>
-# <details><summary>Hint 2</summary><code>tensor.nbytes</code> is <code>numel() * element_size()</code>; <code>parameter.grad</code> may be
-# None; a state's values may be no tensors.</details>
+# <details><summary>Hint 2</summary><code>tensor.nbytes</code> is <code>numel() * element_size()</code>; <code>parameter.grad</code> may
+# be None; a state's values may be no tensors.</details>
 # <details><summary>Hint 3</summary>three sums: over model.parameters(); over those parameters' grads that exist; over the tensors in the
 # dicts that optimizer.state.values() gives</details>
 
@@ -355,13 +352,14 @@ stacked_bars({when: {k: v / MIB for k, v in held.items()} for when, held in mome
 # `optimizer.step()`, or in the second forward. Whoever measures before the first step measures half.
 
 # %% [markdown]
-# ## 0.4 What grows with the batch?
+# ## 0.4 What a batch adds
 #
-# *difficulty 1 of 5 · importance 4 of 5 · 5 to 10 minutes · 1 point*
+# *difficulty 4 of 5 · importance 5 of 5 · 30 to 40 minutes · 6 points*
 #
-# The token ids and targets that you feed in count as *input data*: two tensors of int64.
+# States are there whatever you feed. The rest comes with the batch. The token ids and targets count as *input data*: two tensors of
+# int64.
 #
-# **Predict first.** `SMALL` needs the peak printed above at 8 sequences. At 16, by which factor is the peak higher?
+# **Predict first.** At 8 sequences `SMALL` had the peak printed above. At 16, by which factor is it higher?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-double", "locked": false, "schema_version": 3, "solution": true, "task": false}
 predicted_factor = None  # times: your number
@@ -390,32 +388,27 @@ def grows_with_batch():
     return {"activations", "input data", "other"}
     ### END SOLUTION
 
-
 # %% nbgrader={"grade": true, "grade_id": "check-batch", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("memory.batch", input_bytes, grows_with_batch)
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Which rows of the table double?</details>
-# <details><summary>Hint 2</summary><code>torch.int64</code> is 64 bits wide.</details>
-# <details><summary>Hint 3</summary>two tensors, batch times seq entries each, 8 bytes an entry; three of the six categories double</details>
-
-# %% [markdown]
-# ## 0.5 Activations
-#
-# *difficulty 4 of 5 · importance 5 of 5 · 25 to 35 minutes · 5 points*
+# ### Activations
 #
 # An operator's gradient needs values from its forward: `y = x @ W` needs `x` to get the gradient of `W`. Autograd keeps them. The next
-# cell lists what one block leaves for backward, in units of `batch * seq * width` numbers. The whole model is: embeddings, blocks,
-# last norm, head, loss.
+# cell lists what a model of one block leaves for backward, in units of `batch * seq * width` numbers: embeddings, the block, last norm,
+# head, loss.
 #
 # For each line ask: which size is it, who will need it? A Linear's output is mostly the next operator's input: one tensor, counted once.
-# And a matrix product of the heads makes copies of query, key and value in another order; the originals go.
+# And the heads' matrix products copy query, key and value into another order; the originals go.
 
 # %%
 def kept(config, batch, seq, dtype=torch.float32):
-    """(total bytes, list of storages) of what forward leaves for backward, as recorded."""
-    recording = train(config, batch, seq, steps=1, dtype=dtype)
-    return recording.at("kept", born=True), recording.alive("kept", top=None, born=True)
+    """(total bytes, list of storages) of what forward and loss leave for backward, as recorded."""
+    model, (ids, targets) = GPT(config).to(dtype), tokens(config, batch, seq)
+    with Recorder(watch=[model, ids, targets]) as recorder:
+        loss = next_token_loss(model(ids), targets)  # noqa: F841  holds the graph
+        recorder.mark("kept")
+    return recorder.recording.at("kept", born=True), recorder.recording.alive("kept", top=None, born=True)
 
 
 ONE = GPTConfig(vocab=2048, context=128, layers=1, heads=4, width=128)
@@ -425,16 +418,6 @@ print(f"{'units':>8}  {'bytes':>11}  made by")
 for storage in sorted(storages, key=lambda storage: storage.born_event):
     print(f"{storage.bytes / unit:8.3f}  {storage.bytes:>11,}  {storage.op.removeprefix('aten.'):<18}{storage.module}")
 print(f"{total / unit:8.3f}  {total:>11,}  in all")
-
-# %% [markdown]
-# **Predict first.** Leave out the table of attention weights (`_softmax`: its size has a `seq` more) and everything tiny. How many units does
-# one block keep?
-
-# %% nbgrader={"grade": false, "grade_id": "predict-units", "locked": false, "schema_version": 3, "solution": true, "task": false}
-predicted_units = None  # units of batch * seq * width numbers: your number
-### BEGIN SOLUTION
-predicted_units = 16
-### END SOLUTION
 
 # %% nbgrader={"grade": false, "grade_id": "activation-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def activation_bytes(config, batch, seq, itemsize=4):
@@ -455,7 +438,6 @@ def activation_bytes(config, batch, seq, itemsize=4):
     return itemsize * (config.layers * (norms + attention + mlp) + ends)
     ### END SOLUTION
 
-
 # %% nbgrader={"grade": true, "grade_id": "check-activations", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("memory.activations", activation_bytes)
 
@@ -467,18 +449,20 @@ exam("memory.activations", activation_bytes, points=2)
 ### END HIDDEN TESTS
 
 # %% [markdown]
-# <details><summary>Hint 1</summary>Sort the lines of the list into four groups: norms, attention, MLP, and what is outside of the block.</details>
-# <details><summary>Hint 2</summary>Sizes that occur: batch·seq·width, four times that, batch·heads·seq·seq, and batch·seq·vocab, once.</details>
-# <details><summary>Hint 3</summary>per block: 2 for each norm, 4 for attention, 8 for the MLP, in units of batch·seq·width, and the table;
-# once: 2 units for the last norm, and batch·seq·vocab; all of it times itemsize</details>
+# <details><summary>Hint 1</summary>Of the table: which rows double? Of the list: sort its lines into norms, attention, MLP, and what is
+# outside of the block.</details>
+# <details><summary>Hint 2</summary>Sizes that occur: batch·seq·width, four times that, batch·heads·seq·seq, and batch·seq·vocab,
+# once.</details>
+# <details><summary>Hint 3</summary>per block: 2 for each norm, 4 for attention, 8 for the MLP, in units of batch·seq·width, and the
+# table; once: 2 units for the last norm, and batch·seq·vocab; all of it times itemsize</details>
 
 # %%
-lengths = [16, 32, 64, 96, 128]
+lengths = [16, 48, 88, 128]
 recorded = {seq: kept(SMALL, 8, seq)[0] for seq in lengths}
 counted = [activation_bytes(SMALL, 8, seq) for seq in lengths]
 paper = [SMALL.layers * 8 * seq * SMALL.width * (34 + 5 * SMALL.heads * seq / SMALL.width) for seq in lengths]
 print("yours over the recorder's:", *(f"{mine / recorded[seq]:.4f}" for mine, seq in zip(counted, lengths)))
-print(f"one block keeps 16 units and the table; you predicted {predicted_units}")
+print(f"a model in bfloat16: {activation_bytes(SMALL, 8, 64, 2) / kept(SMALL, 8, 64, torch.bfloat16)[0]:.4f}")
 lines(
     {
         "recorder": (lengths, [nbytes / MIB for nbytes in recorded.values()]),
@@ -489,53 +473,48 @@ lines(
 )  # fmt: skip
 
 # %% [markdown]
-# The third line is the best known formula: `s·b·h·(34 + 5·a·s/h)` bytes per layer (Korthikanti et al. 2022, arXiv 2205.05198; s tokens,
-# b sequences, h width, a heads). It is right, for *their* graph: 16 bit, dropout with masks of one byte. Ours is fp32 without dropout: it
-# keeps `4·s·b·h·(16 + a·s/h)`, plus the norms' statistics and a mask of one byte per pair of tokens. Other kernels keep other
-# things; fused attention keeps no table at all. Borrow the method, not the numbers.
+# The third line is the best known formula: `s·b·h·(34 + 5·a·s/h)` bytes per layer (Korthikanti et al. 2022, arXiv 2205.05198; s tokens, b
+# sequences, h width, a heads). It is right, for *their* graph: 16 bit, dropout with masks of one byte. Ours is fp32 without dropout: it
+# keeps `4·s·b·h·(16 + a·s/h)`, plus the norms' statistics and a mask of one byte per pair of tokens. Other kernels keep other things;
+# fused attention keeps no table at all. Borrow the method, not the numbers.
 
 # %% [markdown]
 # ### The 1.5-billion model, batch 1, 8 and 32
 #
 # The lecture says that activations "can easily be tens of GB". Inside `paper_scale()` tensors have sizes and no numbers: nothing is
-# computed or allocated, and the recorder counts all the same. One block is recorded, the difference between two models and one; the
-# other 46 are like it.
+# computed or allocated, and the recorder counts all the same. One block is recorded, the difference between two models and one; the other
+# 46 are like it.
 
 # %%
-def kept_at_paper_scale(config, batch):
-    """Bytes kept for backward by a forward of `config`, on sequences as long as it allows."""
+print(f"{'GB':<10}{'recorded':>12}{'yours':>10}")
+for batch, dtype in ((1, torch.float32), (1, torch.bfloat16), (8, torch.bfloat16), (32, torch.bfloat16)):
     with paper_scale():
-        model, (ids, targets) = GPT(config), [torch.zeros(batch, config.context, dtype=torch.long) for _ in range(2)]
-        with Recorder(watch=[model, ids, targets]) as recorder:
-            loss = next_token_loss(model(ids), targets)  # noqa: F841  holds the graph
-            recorder.mark("kept")
-    return recorder.recording.at("kept", born=True)
-
-
-print(f"{'batch':>6}{'recorded':>14}{'yours, fp32':>14}{'yours, 16 bit':>15}")
-for batch in (1, 8, 32):
-    one, two = (kept_at_paper_scale(replace(GPT2_XL, layers=layers), batch) for layers in (1, 2))
-    whole = one + (GPT2_XL.layers - 1) * (two - one)
-    fp32, half = (activation_bytes(GPT2_XL, batch, 1024, itemsize) for itemsize in (4, 2))
-    print(f"{batch:6}{whole / GB:11.1f} GB{fp32 / GB:11.1f} GB{half / GB:12.1f} GB")
+        one, two = (kept(replace(GPT2_XL, layers=layers), batch, 1024, dtype)[0] for layers in (1, 2))
+    whole, mine = one + (GPT2_XL.layers - 1) * (two - one), activation_bytes(GPT2_XL, batch, 1024, dtype.itemsize)
+    print(f"batch {batch:<4}{whole / GB:>12.1f}{mine / GB:>10.1f}   {str(dtype).removeprefix('torch.')}")
 
 # %% [markdown]
-# ## 0.6 The peak of a step
+# So "tens of GB" it is from a few sequences on; at one it is five in 16 bit, ten in fp32.
+
+# %% [markdown]
+# ## 0.5 The peak of a step
 #
 # *difficulty 3 of 5 · importance 5 of 5 · 20 minutes · 4 points*
 #
-# Out of memory is a matter of one instant, the peak. The sum of every category's own highest value is too much, since they do not all stand
-# high at once. So look at the instant itself: what was alive at the peak of your baseline, and when was that?
+# Out of memory is a matter of one instant, the peak. The sum of every category's own highest value is too much, since they do not all
+# stand high at once. So look at the instant itself: what was alive at the peak of your baseline, and when was that?
 
 # %%
 for storage in baseline.alive("peak", top=4):
     print(f"{storage.bytes / MIB:6.2f} MiB  {storage.category:<12} {storage.op.removeprefix('aten.'):<28} born in {storage.phase}")
 for phase, seen in baseline.by_phase().items():
     print(f"{phase:<10} peak {seen['peak_bytes'] / MIB:6.1f} MiB")
+highest = sum(curve.max() for curve in baseline.timeline_by_category()[1].values())
+print(f"each category's own highest, added up: {highest / MIB:.1f} MiB; the peak: {baseline.peak_bytes / MIB:.1f} MiB")
 
 # %% [markdown]
-# The three largest are as large as the logits, `batch * seq * vocab` numbers each: backward has just begun, every activation is still there,
-# and the loss's gradients come on top. One of the three you have counted already.
+# The three largest are as large as the logits, `batch * seq * vocab` numbers each: backward has just begun, every activation is still
+# there, and the loss's gradients come on top. One of the three you have counted already.
 #
 # **Predict first.** The whole peak of `SMALL` at 4 sequences of 128 tokens, in MiB?
 
@@ -551,10 +530,10 @@ def estimate(config, batch, seq, recipe):
 
     recipe : one of your recipes. Activations, and what the loss adds, have the weights' itemsize; master
              weights and copies belong to the optimizer's state.
-    Returns a dict with the six categories "parameters", "gradients", "optimizer state", "activations",
+    Returns a dict of the six categories "parameters", "gradients", "optimizer state", "activations",
     "input data" and "other". Gradients and state are there from earlier steps. The vocabulary is large, so
-    that the peak is where backward begins. Per state within 2%, the others and the sum within 5%. Use your functions.
-    About 10 lines.
+    that the peak is where backward begins. Each state within 2%, the others and the sum within 5%. Use your
+    functions; `GPT` is off limits. About 10 lines.
     """
     ### BEGIN SOLUTION
     n, itemsize = gpt_parameter_count(config), recipe["weights"]
@@ -568,7 +547,6 @@ def estimate(config, batch, seq, recipe):
         "other": 2 * itemsize * batch * seq * config.vocab,  # gradients of log-probabilities and of logits
     }
     ### END SOLUTION
-
 
 # %% nbgrader={"grade": true, "grade_id": "check-estimate", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("memory.estimate", estimate)
@@ -591,27 +569,26 @@ exam("memory.estimate", estimate, points=1)
 # Now let the recorder confirm it: models, batches and lengths that your formula has never seen, each trained for real.
 
 # %%
-FP32, TRIALS = recipes()["fp32"], {
-    "SMALL, batch 4": (SMALL, 4, 128),
-    "deep and narrow": (GPTConfig(2048, 128, 12, 4, 64), 4, 64),
-    "wide": (GPTConfig(4096, 64, 2, 4, 256), 8, 64),
-    "long": (GPTConfig(6000, 256, 3, 4, 96), 2, 256),
-    "untied": (GPTConfig(3000, 96, 4, 6, 96, tied=False), 6, 96),
-}  # fmt: skip
-STATES = ("parameters", "gradients", "optimizer state")
-compared = {}
-print(f"{'':<18}{'states':>9}{'activations':>13}{'peak':>9}   yours over the recorder's")
+FP32, STATES = recipes()["fp32"], ("parameters", "gradients", "optimizer state")
+TRIALS = {
+    "SMALL": (SMALL, 4, 128),
+    "deep": (GPTConfig(2048, 128, 10, 4, 64), 4, 64),
+    "wide": (GPTConfig(3000, 64, 2, 4, 192), 4, 64),
+    "long": (GPTConfig(4000, 192, 2, 4, 64), 2, 192),
+    "untied": (GPTConfig(2500, 96, 3, 6, 96, tied=False), 4, 96),
+}
+bars = {}
+print(f"{'yours over the recorder':<26}{'states':>9}{'activations':>13}{'peak':>9}")
 for name, (config, batch, seq) in TRIALS.items():
     recording = train(config, batch, seq, steps=2)
     seen, mine = recording.by_category("peak"), estimate(config, batch, seq, FP32)
     states = sum(mine[c] for c in STATES) / sum(seen[c] for c in STATES)
-    print(f"{name:<18}{states:>9.4f}{mine['activations'] / seen['activations']:>13.4f}{sum(mine.values()) / recording.peak_bytes:>9.4f}")
-    compared[f"{name},\nyours"] = {category: nbytes / MIB for category, nbytes in mine.items()}
-    compared["measured" + " " * len(compared)] = {category: nbytes / MIB for category, nbytes in seen.items()}
-first = dict(list(compared.items())[:6])
-measured_mib = train(SMALL, 4, 128, steps=2).peak_bytes / MIB
-print(f"SMALL at 4 sequences: {measured_mib:.1f} MiB; you predicted {predicted_peak_mib}")
-stacked_bars(first, title="Your estimate and the recorder", y="MiB at the peak")
+    whole = sum(mine.values()) / recording.peak_bytes
+    print(f"{name:<26}{states:>9.4f}{mine['activations'] / seen['activations']:>13.4f}{whole:>9.4f} of {recording.peak_bytes / MIB:.1f} MiB")
+    for label, parts in {f"{name},\nyours": mine, f"{name},\nmeasured": seen}.items():
+        bars[label] = {category: nbytes / MIB for category, nbytes in parts.items()}
+print(f"you predicted {predicted_peak_mib} MiB for the first")
+stacked_bars(dict(list(bars.items())[:6]), title="Your estimate and the recorder", y="MiB at the peak")
 
 # %% [markdown]
 # ### Inference against training
@@ -630,14 +607,16 @@ stacked_bars({name: {c: b / MIB for c, b in held.items()} for name, held in both
              title="The same model and batch", y="MiB at the peak")  # fmt: skip
 
 # %% [markdown]
-# ## 0.7 Which card?
+# ## 0.6 Which card?
 #
 # *difficulty 2 of 5 · importance 3 of 5 · 10 minutes · 2 points*
 #
-# Two traps. First, the lecture's 24 GB are 24·10⁹ bytes, 22.35 GiB; the number on a card counts **GiB** (2³⁰ bytes). Second, before
-# your first tensor the driver's **context** is on the card: kernels, libraries, workspaces, often half a GiB or more.
+# Two traps. First, the lecture's 24 GB are 24·10⁹ bytes, 22.35 GiB; the number on a card counts **GiB** (2³⁰ bytes; some cards keep a few
+# percent for error correction). Second, before your first tensor the driver's **context** is there: kernels, libraries, workspaces, often
+# half a GiB or more.
 #
-# **Predict first.** 1.5 billion parameters, 24.0 GB of states, a "24 GB" card, half a GiB of context: how many GiB remain for activations?
+# **Predict first.** 1.5 billion parameters, 24.0 GB of states, a "24 GB" card, half a GiB of context: how many GiB remain for
+# activations?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-rest", "locked": false, "schema_version": 3, "solution": true, "task": false}
 predicted_rest_gib = None  # GiB: your number
@@ -649,7 +628,8 @@ predicted_rest_gib = 1.1
 def which_card(needed_bytes, cards, context_bytes):
     """The name of the smallest card that holds `needed_bytes` and the context, or None.
 
-    cards : dict, card's name -> GiB, in any order. Full to the last byte still holds. About 4 lines.
+    cards : dict, card's name -> GiB (whole or not), in any order; not changed. Full to the last byte still
+            holds. About 4 lines.
     """
     ### BEGIN SOLUTION
     for name, gib in sorted(cards.items(), key=lambda card: card[1]):
@@ -657,7 +637,6 @@ def which_card(needed_bytes, cards, context_bytes):
             return name
     return None
     ### END SOLUTION
-
 
 # %% nbgrader={"grade": true, "grade_id": "check-card", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("memory.card", which_card)
@@ -672,8 +651,8 @@ exam("memory.card", which_card, points=1)
 # %% [markdown]
 # <details><summary>Hint 1</summary>What has to fit, and into how many bytes?</details>
 # <details><summary>Hint 2</summary><code>2**30</code>; <code>sorted(cards.items(), key=...)</code>.</details>
-# <details><summary>Hint 3</summary>from the smallest card up: return the first whose GiB in bytes are at least needed plus context; after the
-# loop, None</details>
+# <details><summary>Hint 3</summary>from the smallest card up: return the first whose GiB in bytes are at least needed plus context; after
+# the loop, None</details>
 
 # %%
 CARDS = {f"{gib} GB": gib for gib in (8, 10, 16, 24, 40, 80, 141)}
@@ -685,9 +664,9 @@ print(f"left on a 24 GB card: {rest / GIB:.2f} GiB; you predicted {predicted_res
 # %% [markdown]
 # ### Which model trains on which card, with what?
 #
-# The table takes one sequence of 1,024 tokens. Columns to the right are what the coming labs build, each by its simplest count: *checkpointing*
-# (02) keeps one input per block and one block's inside; *LoRA* (11) has gradients and states for few weights only, here none; *ZeRO-3*
-# (10) shares all states among 64 cards.
+# The table takes one sequence of 1,024 tokens. Columns to the right are what the coming labs build, each by its simplest count:
+# *checkpointing* (02) keeps one input per block and one block's inside; *LoRA* (11) has gradients and states for few weights only, here
+# none; *ZeRO-3* (10) shares all states among 64 cards.
 
 # %%
 def needs(config, seq=1024):
@@ -720,11 +699,14 @@ def draw_bar(layers, width, batch, recipe):
     config = GPTConfig(50257, 1024, layers, max(1, width // 64), width)
     parts = estimate(config, batch, 1024, recipes()[recipe])
     total = sum(parts.values())
-    card = which_card(total, CARDS, CONTEXT) or "no card of these"
-    limits = {name: gib - CONTEXT / GIB for name, gib in CARDS.items() if gib < 1.5 * total / GIB} or {"8 GB": 7.5}
+    name = which_card(total, CARDS, CONTEXT)
+    card = f"the {name} card" if name else "no card of these"
+    parts = {category: nbytes / GIB for category, nbytes in parts.items()}
+    limits = {name: gib - CONTEXT / GIB for name, gib in CARDS.items() if 0.3 * total < gib * GIB < 1.5 * total}
     return stacked_bars(
-        {f"{gpt_parameter_count(config) / 1e9:.2f} billion parameters": {c: b / GIB for c, b in parts.items()}},
-        title=f"{total / GIB:.1f} GiB and the context: {card}", y="GiB at the peak", limits=limits,
+        {"a training step": parts, "its states": {category: parts[category] for category in STATES}},
+        title=f"{gpt_parameter_count(config) / 1e9:.2f} billion parameters, {total / GIB:.1f} GiB: {card}",
+        y="GiB at the peak", limits=limits,
     )  # fmt: skip
 
 
@@ -735,10 +717,11 @@ explore(
 )  # fmt: skip
 
 # %% [markdown]
-# ## Paper scale: GPT-2 as it is
+# ## Before and after, at paper scale: GPT-2 as it is
 #
-# The lecture counts a round 1.5 billion parameters and 24 GB. Here is the real configuration on sizes without numbers, a whole training step
-# of it: all 48 layers, one sequence of 1,024 tokens, fp32. (fp32 and *mixed* both take 16 bytes per parameter.)
+# The lecture counts a round 1.5 billion parameters and 24 GB. Here is the real configuration on sizes without numbers, a whole training
+# step of it: all 48 layers, one sequence of 1,024 tokens, fp32. (fp32 and *mixed* both take 16 bytes per parameter.) In the picture:
+# before this lab, the lecture's 16 bytes; after it, your estimate; and the recorder.
 
 # %%
 with paper_scale():
@@ -749,25 +732,15 @@ with paper_scale():
     optimizer.step()  # the state is there from the first step on
     with Recorder(watch=[model, optimizer, ids, targets]) as recorder:
         next_token_loss(model(ids), targets).backward()
-    gpt2, held = recorder.recording, live_states(model, optimizer)
     really = sum(parameter.numel() for parameter in model.parameters())
-states = sum(held.values())
-mine = sum(estimate(GPT2_XL, 1, 1024, FP32).values())
+seen, mine = recorder.recording.by_category("peak"), estimate(GPT2_XL, 1, 1024, FP32)
+held = {category: seen[category] for category in STATES}
+states, most, whole = (sum(parts.values()) for parts in (held, seen, mine))
 print(f"parameters {really:,}, yours {gpt_parameter_count(GPT2_XL):,}")
 print(f"states {states / GB:.2f} GB (the lecture's round 24.0: {states / 24e9 - 1:+.1%}, as the parameters are more than 1.5 billion)")
-print(f"peak {gpt2.peak_bytes / GB:.2f} GB, yours {mine / GB:.2f} GB ({mine / gpt2.peak_bytes - 1:+.2%})")
-
-# %% [markdown]
-# ## Before and after
-#
-# Before, you met the peak as an error. Now you know it: left what you would have guessed from the lecture's 16 bytes, in the middle your
-# estimate, right the recorder.
-
-# %%
-guess = {"parameters": 4 * really / GB, "gradients": 4 * really / GB, "optimizer state": 8 * really / GB}
-estimated = {category: nbytes / GB for category, nbytes in estimate(GPT2_XL, 1, 1024, FP32).items()}
-recorded_parts = {category: nbytes / GB for category, nbytes in gpt2.by_category("peak").items()}
-stacked_bars({"16 bytes per parameter": guess, "your estimate": estimated, "recorded": recorded_parts},
+print(f"peak {most / GB:.2f} GB, yours {whole / GB:.2f} GB ({whole / most - 1:+.2%})")
+three = {"16 bytes per parameter": held, "your estimate": mine, "recorded": seen}
+stacked_bars({name: {category: nbytes / GB for category, nbytes in parts.items()} for name, parts in three.items()},
              title="GPT-2, one sequence, fp32", y="GB", limits={'a "24 GB" card': 24 * GIB / GB, 'a "40 GB" card': 40 * GIB / GB})  # fmt: skip
 
 # %% [markdown]
@@ -775,29 +748,30 @@ stacked_bars({"16 bytes per parameter": guess, "your estimate": estimated, "reco
 #
 # *Why is training so much more memory-intensive than inference?* Answer the lecture's question with your own measurements, in four to
 # eight sentences. Use (a) your measured factor between training and inference, and which categories it is made of; (b) your factor
-# between batch 16 and batch 8, and why it is not 2; (c) the GPT-2 of the last picture at batch 32 in 16 bit: which category is the largest
-# then, and would a recipe with fewer bytes per parameter save it?
+# between batch 16 and batch 8, and why it is not 2; (c) the GPT-2 of the last picture at batch 32 in 16 bit: which category is the
+# largest then, and would a recipe with fewer bytes per parameter save it?
 #
 # *A person grades this: 2 points for all three with your own numbers and reasons, 1 for two of them, 0 for general statements.*
 
 # %% [markdown] nbgrader={"grade": true, "grade_id": "reflection-training", "locked": false, "points": 2, "schema_version": 3, "solution": true, "task": false}
 # ### BEGIN SOLUTION
-# *Rubric.* **2**: (a) gives the measured factor (about 4 to 5 here) and names gradients, optimizer state and kept activations as what inference
-# has not; (b) gives the measured factor (about 1.8) and says that states do not grow with the batch, activations, inputs and the loss's
-# temporaries do; (c) activations, about 160 GB in 16 bit against 25 GB of states, so no recipe saves it; it takes a smaller batch, or keeping
-# fewer activations. **1**: two of the three, or all without a measured number. **0**: restates the lecture.
+# *Rubric.* **2**: (a) gives the measured factor (about 6 here) and names gradients, optimizer state and kept activations as what
+# inference has not; (b) gives the measured factor (about 1.8) and says that states do not grow with the batch, activations, inputs and
+# the loss's temporaries do; (c) activations, about 165 GB in 16 bit against 25 GB of states, so no recipe saves it; it takes a smaller
+# batch, or keeping fewer activations. **1**: two of the three, or all without a measured number. **0**: restates the lecture.
 #
-# *Example.* My training step peaked at 4.4 times the inference run. Inference holds the weights and a few tensors on their way; training
+# *Example.* My training step peaked at 6.2 times the inference run. Inference holds the weights and a few tensors on their way; training
 # adds one gradient and two Adam numbers per weight, and everything that backward will read. From 8 to 16 sequences the peak grew 1.8
-# times and not 2, as parameters, gradients and state stay as they are. At batch 32 GPT-2 keeps about 160 GB of activations in 16 bit, over six times
-# its states. A recipe with 8 bytes per parameter saves 12 GB of that sum, so it does not help; fewer sequences at a time do.
+# times and not 2, as parameters, gradients and state stay as they are. At batch 32 GPT-2 keeps about 165 GB of activations in 16 bit,
+# over six times its states. A recipe with 8 bytes per parameter saves 12 GB of that sum, so it does not help; fewer sequences at a time
+# do.
 # ### END SOLUTION
 
 # %% [markdown]
 # ## What real frameworks call it
 #
-# - **PyTorch**: `torch.cuda.memory_allocated()` counts tensors, as our recorder does; `memory_reserved()` what the allocator took from the
-#   driver and keeps for later; `nvidia-smi` shows that and the context. Say which one you read. `torch.cuda.memory._snapshot()` is
+# - **PyTorch**: `torch.cuda.memory_allocated()` counts tensors, as our recorder does; `memory_reserved()` what the allocator took from
+#   the driver and keeps for later; `nvidia-smi` shows that and the context. Say which one you read. `torch.cuda.memory._snapshot()` is
 #   their `alive`.
 # - **DeepSpeed**: `estimate_zero2_model_states_mem_needs_all_live(model)`: your `model_state_bytes`, for its recipes. **Hugging Face**:
 #   `accelerate estimate-memory`, states only. **Megatron**: `report_theoretical_memory`, activations too.

@@ -424,6 +424,28 @@ for name, peak_mib, count, ms in table:
     print(f"{name:<32}{peak_mib:>10.1f}{count:>10}{ms:>9.1f}")
 
 # %% [markdown]
+# ## Paper scale: 1,000 layers
+#
+# Inside `paper_scale()` tensors have sizes and no numbers. Your code runs as it is, and the recorder counts bytes
+# that nobody allocates. So take eight rows through 1,000 layers as wide as GPT-3, 12,288: 563 GiB of weights, for
+# which no laptop has room.
+#
+# **Predict first.** One activation is 0.375 MiB here. How many MiB do your two buffers take?
+
+# %%
+from labkit.paper import PaperScaleError, paper_scale
+
+try:
+    with paper_scale():
+        deep, rows = [nn.Linear(12288, 12288) for _ in range(1000)], torch.randn(8, 12288)
+        deep_plain, deep_yours = record(plain_forward, deep, rows), record(pingpong_forward, deep, rows)
+    print(f"weights: {deep_yours.by_category('peak')['parameters'] / 2**30:.0f} GiB, allocated by nobody")
+    print(f"plain: {deep_plain.peak('forward', born=True) / MIB:.2f} MiB at the peak")
+    print(f"yours: {deep_yours.peak('forward', born=True) / MIB:.2f} MiB")
+except PaperScaleError as error:
+    print(error)  # costs no points: your code asked for numbers, which are not there
+
+# %% [markdown]
 # ## Why training cannot do this
 #
 # Try it. Two layers, autograd watching, and the second output written over the first one, as your buffers do. The

@@ -42,7 +42,6 @@ text, _ = python_docs()
 model = GPT(GPTConfig(vocab=256, context=SEQ, layers=2, heads=4, width=64))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-
 # %% [markdown]
 # ## The baseline: everything in fp32
 #
@@ -76,7 +75,6 @@ def backward_of(inputs, targets, scale=1.0):
     }
     return loss.item(), {kind: torch.cat([part.flatten() for part in parts]) for kind, parts in found.items()}
 
-
 # %% [markdown]
 # Train. The first three steps are drawn live: this is the memory that 16-bit formats are meant to halve, part by part. Then 97 more,
 # and the numbers of steps 1, 10 and 100 are kept.
@@ -93,12 +91,14 @@ def train(first, last):
         optimizer.step()
         losses.append(loss)
         if step in (1, 10, STEPS):
-            seen[step] = {kind: values.clone() for kind, values in numbers.items()}
+            seen[step] = numbers  # copies: joining the parts has made new tensors
+        del numbers
 
 
 with live_memory(model, optimizer, title="Three training steps in fp32") as live:
-    with live.phase("train"):
-        train(1, 3)
+    for step in (1, 2, 3):
+        with live.phase(f"step {step}"):
+            train(step, step)
 train(4, STEPS)
 print(f"loss {losses[0]:.2f} at step 1, {losses[-1]:.2f} at step {STEPS}")
 
@@ -126,15 +126,15 @@ value_histogram(seen[STEPS], fp16, title=f"Step {STEPS}: sizes of numbers, and w
 #
 # *difficulty 2 of 5 · importance 4 of 5 · 15 to 20 minutes · 3 points · any machine*
 #
-# A pattern's bits, from the highest: sign `s`, exponent field `E`, fraction field `F`. With `e` exponent and `m` fraction bits, and
-# `bias` = 2^(e-1) - 1:
+# From the highest bit: sign `s`, exponent field `E` of `e` bits, fraction field `F` of `m` bits. With `bias` = 2^(e-1) - 1:
 #
 # - `E` from 1 to 2^e - 2, **normal**: (-1)^s · (1 + F / 2^m) · 2^(E - bias). The 1 is not stored.
 # - `E` = 0, **subnormal**: (-1)^s · (F / 2^m) · 2^(1 - bias). No hidden 1, so zero has a pattern, even two.
 # - `E` = 2^e - 1: `F` = 0 is **infinity**, anything else **nan** ("not a number").
 #
 # This layout is IEEE 754's. fp16 is (e, m) = (5, 10), bf16 is (8, 7).
-#
+
+# %% [markdown]
 # **Predict first.** Of fp16's 65,536 patterns, how many are nan?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-nan", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -148,7 +148,7 @@ def decode(bits, exponent_bits, fraction_bits):
     """The numbers that bit patterns stand for.
 
     bits          : (n,) int64 tensor of patterns, from 0 to 2**(1 + exponent_bits + fraction_bits) - 1
-    exponent_bits : 2 to 8; fraction_bits : 1 to 16; both int
+    exponent_bits : 2 to 8; fraction_bits : 1 to 10; both int
     Returns a (n,) float64 or float32 tensor. The two zeros differ in sign; a nan's sign is of no matter.
 
     Any way is right: arithmetic, bit operations, a loop (100,000 patterns should take seconds, not
@@ -164,7 +164,6 @@ def decode(bits, exponent_bits, fraction_bits):
     special = torch.where(fraction == 0, torch.inf, torch.nan).double()
     return sign * torch.where(exponent == 2**exponent_bits - 1, special, value)
     ### END SOLUTION
-
 
 # %% nbgrader={"grade": true, "grade_id": "check-decode", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("number_formats.decode", decode)
@@ -197,13 +196,11 @@ for name, bits in FORMATS.items():
 #
 # *difficulty 4 of 5 · importance 5 of 5 · 25 to 35 minutes · 5 points · any machine*
 #
-# Now the other way, for any number, and that means rounding. Write the number as a count of *steps*: one step is the gap between neighbours
-# where it lies, 2^(power - m). Below the smallest normal number, steps stop shrinking. Round the count once, to even at a tie.
+# The other way means rounding. Write the number as a count of *steps*: one step is the gap between neighbours where it lies,
+# 2^(power - m). Below the smallest normal number, steps stop shrinking. Round the count once, to even at a tie.
 #
-# Patterns of positive numbers are in the numbers' own order, without a hole. So when the count rounds up to the next power of two, the next
-# exponent is simply the next pattern.
-#
-# What lies half a step or more beyond the largest number becomes infinity.
+# Patterns of positive numbers are in the numbers' own order, without a hole. So when the count rounds up to the next power of two, that is
+# simply the next pattern. What lies half a step or more beyond the largest number becomes infinity.
 
 # %% [markdown]
 # **Predict first.** The lecture says that in fp16, values like 1.1 round to 1. The number after 1 is 1 + 2^-m. What does 1.1 become in
@@ -240,7 +237,6 @@ def encode(values, exponent_bits, fraction_bits):
     return pattern + (torch.signbit(values).long() << (exponent_bits + fraction_bits))
     ### END SOLUTION
 
-
 # %% nbgrader={"grade": true, "grade_id": "check-encode", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
 check("number_formats.encode", encode)
 
@@ -270,11 +266,11 @@ for value in (1.1, 1.0001, 65504.0, 65519.0, 65520.0, 1e5, 1e-8, -1e9):
 print(f"you said {predicted_fp16} in fp16, and 1 in {predicted_becomes_one}")
 
 # %% [markdown]
-# So the lecture is imprecise: in fp16, 1.1 becomes the number in your table, off by a thirtieth of a percent. It is 1.0001 that becomes 1 there.
-# 1.1 becomes 1 in an 8-bit format.
+# So the lecture is imprecise: in fp16, 1.1 becomes 1.0996, off by 0.04%, and in bf16 1.1016. It is 1.0001 that becomes 1 there. 1.1 becomes 1
+# in an 8-bit format, E5M2.
 #
 # The other rows are classic traps. 1e-8, a usual epsilon, is 0 in fp16: a division by it is a division by zero. -1e9, a usual mask, is
-# -infinity. bf16 reaches far, so a bf16 value of 1e5 is not safe to cast to fp16.
+# -infinity. And a cast from bf16 to fp16 is not safe: 1e5 fits one and not the other, and even fp16's largest number, 65504, is 65536 in bf16.
 #
 # And 65520 begins the way to nan:
 
@@ -312,8 +308,9 @@ predicted_square = 1e-4
 
 # %% nbgrader={"grade": false, "grade_id": "limits", "locked": false, "schema_version": 3, "solution": true, "task": false}
 def limits(exponent_bits, fraction_bits):
-    """Eight numbers about a format, exact. (It has 4 to 6 exponent bits and at most 16 bits in all.)
+    """Eight numbers about a format, exact.
 
+    The format is bf16, or has 5 or 6 exponent bits and at most 10 fraction bits, or 4 and at most 6.
     Returns a dict of numbers:
     "largest"          : the largest finite number
     "infinite_from"    : the smallest real number that rounds to infinity
@@ -341,7 +338,6 @@ def limits(exponent_bits, fraction_bits):
         "first_missing": 2 ** (fraction_bits + 1) + 1,
     }
     ### END SOLUTION
-
 
 # %% nbgrader={"grade": true, "grade_id": "check-limits", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("number_formats.limits", limits)
@@ -374,7 +370,7 @@ for kind in ("weight gradients", "activation gradients", "logit gradients"):
 # Adam adds only a thousandth of each square to its average, so the true limit lies higher still. That is why optimizer states
 # stay in fp32, even where everything else is in 16 bits.
 #
-# bf16 has fp32's range and squares survive, but look at `still_one` and `first_missing`: a weight near 1 does not feel an update of 0.003.
+# bf16 has fp32's range and squares survive, but look at `still_one` and `first_missing`: a weight of 1 plus 0.003 is 1.
 # Both formats need fp32 *master weights*; you build them in lab 04.
 
 # %% [markdown]
@@ -383,7 +379,7 @@ for kind in ("weight gradients", "activation gradients", "logit gradients"):
 # *difficulty 2 of 5 · importance 5 of 5 · 10 to 15 minutes · 3 points · any machine*
 #
 # The derivative is linear: multiply the loss by a *scale*, and every gradient is multiplied by it. In the picture above, all gradients
-# move right together. After backward you divide in fp32, where nothing is lost.
+# would move right together. After backward you divide in fp32, where nothing becomes zero.
 #
 # To choose the scale, you need to know what is lost at each. Numbers that were zero before the cast are not its fault.
 #
@@ -399,7 +395,8 @@ predicted_lost = 0.0
 def underflow_fraction(tensor, exponent_bits, fraction_bits, scale=1.0):
     """The share of the numbers that are not zero before, and are zero after, scaling and rounding.
 
-    tensor : float32 of any shape, not changed; scale : positive number, may be less than 1
+    tensor : float32 of any shape, not changed
+    scale  : positive number, perhaps less than 1, perhaps too large for the format
     exponent_bits, fraction_bits : the format in which scale * tensor is rounded, as in encode
     Returns a number from 0 to 1: those that become zero among those that were not zero. It is 0 if
     there was nothing to lose. Infinities and nans are not zero. About 5 lines.
@@ -412,7 +409,6 @@ def underflow_fraction(tensor, exponent_bits, fraction_bits, scale=1.0):
     after = decode(encode(values * scale, exponent_bits, fraction_bits), exponent_bits, fraction_bits)
     return (after == 0).double().mean().item()
     ### END SOLUTION
-
 
 # %% nbgrader={"grade": true, "grade_id": "check-underflow", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("number_formats.underflow", underflow_fraction)
@@ -469,8 +465,8 @@ for name, parameter in model.named_parameters():
 # *difficulty 3 of 5 · importance 5 of 5 · 15 to 20 minutes · 3 points · any machine*
 #
 # Scale up, and small gradients are saved. Scale too far, and large ones become infinite, and then nan. Between lies the **window**.
-# Frameworks use powers of two only: such a scale changes the exponent and leaves every fraction bit alone, so that dividing gives back
-# the very same number. 1000 does not.
+# Frameworks take powers of two: such a scale changes the exponent and leaves the fraction bits alone, so that dividing gives back the
+# very same number, as long as none was subnormal or infinite. 1000 does not.
 #
 # **Predict first.** Step 100's largest weight gradient is near 0.1. What is the largest power of two by which you may scale it in fp16?
 
@@ -488,7 +484,7 @@ def scale_window(tensors, exponent_bits, fraction_bits):
     Returns (low, high), two powers of two (the scales, not their exponents; 2.0**-40 to 2.0**40):
     low     : the smallest at which no number that is not zero becomes zero, in any of the tensors
     high    : the largest at which no number becomes infinite, in any of the tensors
-    Scaled numbers are rounded as encode does. low may be above high; then no scale is safe. About 8 lines.
+    Both exist. Scaled numbers are rounded as encode does. low may be above high; then no scale is safe. About 8 lines.
     """
     ### BEGIN SOLUTION
     sizes = torch.cat([tensor.flatten() for tensor in tensors]).abs()
@@ -499,7 +495,6 @@ def scale_window(tensors, exponent_bits, fraction_bits):
     high = max(scale for scale in powers if after[scale][1] < math.inf)
     return low, high
     ### END SOLUTION
-
 
 # %% nbgrader={"grade": true, "grade_id": "check-window", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("number_formats.window", scale_window)
@@ -532,12 +527,12 @@ for scale in (1000, 1024):
     print(f"loss times {scale}, gradients divided by {scale}: {changed:.1%} of the weights' gradients are not the same bits")
 
 # %% [markdown]
-# The window moves while the model learns: logits push its low end up, weights move its high end. That no scale is safe for the
-# weights is the key biases' noise again: their low end is above the high one. So what you want in practice is the high end, with room
-# to grow: a scale at which nothing is infinite.
+# The window moves while the model learns: logits push its low end up, weights move its high end. Where no scale is safe for the
+# weights, it is the key biases' noise again, so small that saving it would make other weights' gradients infinite. What you want in
+# practice is the high end, with some room: a scale at which nothing is infinite.
 
 # %%
-scales = [2.0**k for k in range(25)]
+scales = [2.0**k for k in range(0, 25, 2)]
 curves = {}
 for kind in GRADIENTS:
     curves[kind] = (scales, [100 * underflow_fraction(seen[STEPS][kind], *FORMATS["fp16"], scale) for scale in scales])
@@ -571,7 +566,7 @@ explore({"format": list(FORMATS), "scale": [1, 8, 64, 1000, 1024, 2**13, 2**16, 
 # *difficulty 2 of 5 · importance 4 of 5 · 15 minutes · 3 points · any machine*
 #
 # Gradients are sums over the batch, norms over features, losses over tokens. Add in a format with few fraction bits, and the sum
-# stops: once the gap between neighbours is twice the addend, `total + value` rounds back to `total`.
+# stops: once the gap between neighbours is twice the addend or more, `total + value` rounds back to `total`.
 #
 # And a mean can be out of reach although it is an ordinary number: its sum may be infinite.
 #
@@ -591,8 +586,8 @@ def steady_sum(values):
 
     values : (n,) float16 or bfloat16 tensor, n at least 1; the partial sums, in any order, are in the
              format's range
-    Returns a number or a tensor with one number, in the format of values or a wider one. It is off by
-    no more than a rounding for every doubling of n: about log2(n) half gaps of the sum of sizes.
+    Returns a number or a tensor with one number, in the format of values or a wider one. It is off by no
+    more than a rounding for every doubling of n: about log2(n) half gaps, of the size that all sizes add up to.
 
     Any way is right: a wider total, adding in pairs, carrying the error along. About 3 lines.
     """
@@ -609,7 +604,6 @@ def steady_mean(values):
     ### BEGIN SOLUTION
     return steady_sum(values.float() / len(values))
     ### END SOLUTION
-
 
 # %% nbgrader={"grade": true, "grade_id": "check-sums", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 check("number_formats.sums", steady_sum, steady_mean)
@@ -652,7 +646,7 @@ lines({f"{name}, its own total": (range(1, len(some) + 1), some) for name, some 
       title="Adding ones", x="ones added", y="total")
 
 # %% [markdown]
-# `torch.sum` does what you did: it adds in fp32 inside. So do the matrix products of cards. A loop of your own over 16-bit tensors does not,
+# `torch.sum` does what you did: it adds in fp32 inside. So do cards' matrix units. A loop of your own over 16-bit tensors does not,
 # and neither does `total += loss` on a 16-bit loss.
 
 # %% [markdown]
@@ -679,7 +673,6 @@ def encode_e4m3(values):
     return torch.where(values.isnan(), 0x7F, pattern) + 128 * torch.signbit(values).long()
     ### END SOLUTION
 
-
 # %% nbgrader={"grade": true, "grade_id": "check-e4m3", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("number_formats.e4m3", encode_e4m3)
 
@@ -703,9 +696,9 @@ check("number_formats.e4m3", encode_e4m3)
 def round_stochastically(values):
     """`values` rounded to bfloat16 by chance, right on average.
 
-    values : (n,) float32 tensor, none of them subnormal
+    values : (n,) float32 tensor, none subnormal, none between bfloat16's largest number and infinity
     Returns a (n,) float32 tensor of numbers that bfloat16 has. Each value becomes one of its two neighbours,
-    with chances that make the average the value; each element has its own draw. Numbers of bfloat16
+    with chances that make the average the value; each element of each call has its own draw. Numbers of bfloat16
     (zeros, too), infinities and nans stay as they are. Draw with torch, numpy or random. About 5 lines.
     """
     ### BEGIN SOLUTION
@@ -715,7 +708,6 @@ def round_stochastically(values):
     rounded = ((bits + noise) & ~0xFFFF).view(torch.float32)
     return torch.where(torch.isfinite(values), rounded, values)
     ### END SOLUTION
-
 
 # %% nbgrader={"grade": true, "grade_id": "check-stochastic", "locked": true, "points": 1, "schema_version": 3, "solution": false, "task": false}
 check("number_formats.stochastic", round_stochastically)

@@ -7,10 +7,11 @@
 #
 # *about 100 minutes · difficulty 3 of 5 · 23 points · any machine, no card needed*
 #
-# You have a small GPT in fp32. When you are done here, your own loop trains it in 16 bits to a loss **within 0.1 of fp32's**, with
-# **activations of half to two thirds the bytes**; your own scaler survives every overflow on the way, and decides exactly as PyTorch's.
+# You have a small GPT in fp32. When you are done here, your own loop trains it in 16 bits to a loss **within 0.1 of fp32's**, and its
+# **activations take half to two thirds of the bytes**. Your own scaler survives every overflow on the way, and decides exactly as
+# PyTorch's does. You also know what 16 bits do *not* save, measured.
 #
-# You also know what 16 bits do *not* save, measured. The method is Micikevicius et al. 2017, *Mixed Precision Training*
+# The method is Micikevicius et al. 2017, *Mixed Precision Training*
 # (arXiv 1710.03740).
 
 # %% [markdown]
@@ -19,7 +20,7 @@
 # 1. A float has a sign, an exponent (its **range**) and a fraction (its **precision**).
 # 2. **fp16** has 5 exponent bits and 10 of fraction: it ends at 65504, and what lies below 3e-8 **underflows** to 0.
 # 3. **bf16** has 8 and 7: the range of fp32, but only about 1 in 256 of precision. `1 + 1/512` is 1.
-# 4. Beyond the end there is `inf`; `inf - inf` and `0 * inf` are `nan`, and a nan never leaves again.
+# 4. Beyond the end there is `inf`; `inf - inf` and `0 * inf` are `nan`, and a nan stays.
 # 5. Multiply the **loss** by a scale, and every gradient is multiplied by it: small ones come up out of underflow, large ones come
 #    nearer to `inf`. Divide before the optimizer looks.
 
@@ -137,10 +138,10 @@ class MasterWeights:
     step(scale=1.0) : one update from the gradients on the model's parameters, which are `scale`
         times too large; divide them in fp32, where small ones survive. Then the model's own
         parameters (the same objects, in their dtype) hold the new weights, rounded. A parameter that
-        never has a gradient keeps its value.
+        never has a gradient keeps its value, and no gradient is used in two steps.
     reload()        : the model's weights were written by someone else; go on from those
 
-    What remains of an update below the spacing of 16-bit numbers is not lost: after 200 of them a
+    What of an update lies below the spacing of 16-bit numbers is not lost: after 200 of them a
     tensor has moved as far as in fp32, within 5%. The caller clears the model's gradients. About 14 lines.
     """
 
@@ -189,28 +190,19 @@ exam("amp.masters", MasterWeights, points=1)
 # copies its master. reload: each master copies its parameter.</details>
 
 # %%
-def follow(weight, update, updates=200):
-    """The weight's value after each of `updates` updates with gradient -1."""
-    values = []
-    for _ in range(updates):
-        weight.grad = -torch.ones_like(weight)
-        update()
-        values.append(weight.item())
-    return range(1, updates + 1), values
-
-
-def one_weight(dtype):
-    return nn.Linear(1, 1, bias=False).requires_grad_().to(dtype)
-
-
 followed = {}
 for name, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16, "bf16 with masters": torch.bfloat16}.items():
-    single = one_weight(dtype)
+    single = nn.Linear(1, 1, bias=False, dtype=dtype)
     nn.init.ones_(single.weight)
     sgd = torch.optim.SGD(single.parameters(), lr=0.001)
     masters = MasterWeights(single, lambda parameters: torch.optim.SGD(parameters, lr=0.001))
-    followed[name] = follow(single.weight, masters.step if "masters" in name else sgd.step)
-    print(f"{name:<18} {followed[name][1][-1]:.4f}")
+    values = []
+    for _ in range(200):
+        single.weight.grad = -torch.ones_like(single.weight)
+        masters.step() if "masters" in name else sgd.step()
+        values.append(single.weight.item())
+    followed[name] = range(1, 201), values
+    print(f"{name:<18} {values[-1]:.4f}")
 print(f"you predicted {predicted_weight}")
 lines(followed, title="200 updates of 0.001", x="update", y="weight")
 
@@ -240,8 +232,8 @@ lines(lost, title="Weights of the GPT that do not notice their update", x="size 
 # **back off**. Many good steps in a row say *maybe too low*: **grow**. The search costs a skipped step now and then.
 
 # %% [markdown]
-# A skipped step is as if it had never been: weights and Adam's moments stay bit for bit. Test for inf *before* anybody clips: a clipped
-# inf looks like a number.
+# A skipped step is as if it had never been: weights and Adam's moments stay bit for bit. Test for inf *before* anybody clips: clipped
+# by value, an inf looks like a number.
 #
 # **Predict first.** The scale begins at 1024, back-off factor 0.5, growth factor 2, growth interval 3. The first step overflows, then four
 # good ones come. What is the scale after these five steps?
@@ -259,18 +251,18 @@ class DynamicLossScaler:
     scale(loss)         : loss (0-dim, any float dtype) times the scale, in fp32; backward starts there
     unscale_(optimizer) : divides .grad of all of the optimizer's parameters, in place, by the scale that
         backward had, and notes whether any holds an inf or nan. Parameters without .grad are fine.
-        Once per step: a second call before update() raises RuntimeError, or does nothing
+        Once per step: another call before update(), after step() too, raises RuntimeError or does nothing
     step(optimizer)     : unscale_, if it was not called since the last update(); then optimizer.step(),
         unless an inf or nan was noted. Returns True if the optimizer stepped, False if not
     update()            : ends the step. After a skipped one: scale * backoff_factor, and the count of
         good steps starts again. After growth_interval good ones in a row: scale * growth_factor, and the
         count starts again. The scale stays within min_scale and max_scale
     get_scale()         : the scale, a float
-    state_dict()        : a dict, a snapshot that later steps do not change; load_state_dict(state), in a
+    state_dict()        : a dict, a snapshot that no later step changes; load_state_dict(state), in a
         scaler of the same settings, goes on as if there had been no stop
 
-    Parameters and gradients are fp32. `torch.amp.GradScaler` and the functions `torch._amp_...` that it calls
-    are off limits. About 30 lines.
+    One scaler serves one optimizer. Parameters and gradients are fp32. `torch.amp.GradScaler` and the functions
+    `torch._amp_...` that it calls are off limits. About 30 lines.
     """
 
     def __init__(self, init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000,
@@ -504,7 +496,7 @@ print("warned:", str(caught[0].message).strip() if caught else "nothing")
 # %%
 STEPS, SMALL = 100, GPTConfig(context=32, layers=2, heads=2, width=32)
 pairs = batches(text, batch=8, seq=32, count=STEPS)
-curves, largest, seconds = {}, [], {}
+curves, largest = {}, []
 
 
 def fresh(dtype=torch.float32, eps=1e-8):
@@ -520,9 +512,9 @@ def curve(name, step):
         losses.append(step(*pair))
         if math.isnan(losses[-1]):
             break
-    seconds[name] = time.perf_counter() - started
     curves[name] = range(1, len(losses) + 1), losses
-    print(f"{name:<34} {len(losses):>3} steps, last ten {sum(losses[-10:]) / len(losses[-10:]):.3f}, {seconds[name]:.1f} s")
+    print(f"{name:<34} {len(losses):>3} steps, mean loss of the last ten {sum(losses[-10:]) / len(losses[-10:]):.3f}, "
+          f"{time.perf_counter() - started:.1f} s")
 
 
 def plain_step(net, optimizer, note=None):
@@ -539,18 +531,21 @@ def plain_step(net, optimizer, note=None):
 
 curve("fp32", plain_step(*fresh(), note=largest))
 curve("naive fp16", plain_step(*fresh(torch.float16)))
-curve("naive fp16, eps 1e-4", plain_step(*fresh(torch.float16, eps=1e-4)))
+for name, dtype in {"fp32, eps 1e-4": torch.float32, "naive fp16, eps 1e-4": torch.float16}.items():
+    curve(name, plain_step(*fresh(dtype, eps=1e-4)))
 
 # %% [markdown]
 # Naive fp16 dies at once, and not of a large number: Adam's `eps` of 1e-8 is 0 in fp16, so a weight without gradient moves by 0/0. With
-# an `eps` that fp16 can hold, this small model trains: its steps of 0.004 are large beside its weights. Your picture in 4.1 says
-# at which learning rate that ends.
+# an `eps` that fp16 can hold, it trains as fp32 does with that eps: this model is small, and steps of 0.004 are large beside its
+# weights. Your picture in 4.1 says at which learning rate that luck ends.
 #
-# Now the lecture's loop (16-bit weights, masters, a fixed scale of 1,000), and PyTorch's kind with your scaler, and bf16 without one.
+# Now the lecture's loop (16-bit weights, masters, a fixed scale of 1,000), then PyTorch's kind with your scaler, and bf16 without one.
 
 # %%
 net16 = GPT(SMALL).half()
 masters16 = MasterWeights(net16, lambda parameters: torch.optim.AdamW(parameters, lr=4e-3))
+scaler, scales = DynamicLossScaler(growth_interval=10), []
+auto16, auto_bf16 = fresh(), fresh()
 
 
 def lecture_step(x, y):
@@ -559,10 +554,6 @@ def lecture_step(x, y):
     masters16.step(scale=1000)
     net16.zero_grad()
     return loss.item()
-
-
-scaler, scales = DynamicLossScaler(growth_interval=10), []
-auto16, auto_bf16 = fresh(), fresh()
 
 
 def scaled_step(x, y):
@@ -583,8 +574,9 @@ def smooth(losses, over=10):
     return [sum(losses[max(0, i - over + 1) : i + 1]) / min(i + 1, over) for i in range(len(losses))]
 
 
-smoothed = {name: (steps, smooth(losses)) for name, (steps, losses) in curves.items()}
-lines(smoothed, title="Loss, mean of the last 10 steps", x="step", y="loss (nats per byte)")
+drawn = {name: (steps, smooth(losses)) for name, (steps, losses) in curves.items() if "eps" not in name}
+lines(drawn, title="Loss, mean of the last 10 steps", x="step", y="loss (nats per byte)",
+      marks={"naive fp16 is nan": len(curves["naive fp16"][1])})
 
 # %% [markdown]
 # On most CPUs the fp16 runs are the *slow* ones: fp16 products are emulated there, and the casts come on top. Speed is for cards, and for
@@ -593,10 +585,37 @@ lines(smoothed, title="Loss, mean of the last 10 steps", x="step", y="loss (nats
 # What your scaler did meanwhile, against the largest scale that no weight's gradient would have overflowed with:
 
 # %%
+def powers(scales):
+    return range(1, len(scales) + 1), [math.log2(scale) for scale in scales]
+
+
 ceiling = [65504 / value for value in largest]
-told = {"your scale": (range(1, STEPS + 1), scales), "65504 / largest gradient (fp32 run)": (range(1, STEPS + 1), ceiling)}
+told = {"your scale": powers(scales), "65504 / largest gradient (fp32 run)": powers(ceiling)}
 print(f"{sum(b < a for a, b in zip(scales, scales[1:]))} skipped steps of {STEPS}")
-lines(told, title="Your scaler at work", x="step", y="scale", log="y")
+lines(told, title="Your scaler at work", x="step", y="power of two")
+
+# %% [markdown]
+# ### Move the sliders
+#
+# This replays your scaler over the largest gradients of the fp32 training: a step overflows where scale times gradient is above 65504.
+# Which settings lose many steps? Which stay far below the ceiling?
+
+# %%
+def replay(init_power, growth_interval, backoff):
+    tried, scales = DynamicLossScaler(2.0**init_power, 2.0, backoff, growth_interval), []
+    weight = torch.ones(1, requires_grad=True)
+    sgd, skipped = torch.optim.SGD([weight], lr=0.0), 0
+    for top in largest:
+        scales.append(tried.get_scale())
+        weight.grad = torch.full((1,), math.inf if scales[-1] * top > 65504 else 1.0)
+        skipped += not tried.step(sgd)
+        tried.update()
+    series = {"scale": powers(scales), "ceiling": powers(ceiling)}
+    return lines(series, title=f"{skipped} of {STEPS} steps skipped", x="step", y="power of two")
+
+
+controls = {"init_power": [8, 12, 16, 20, 24], "growth_interval": [2, 10, 50], "backoff": [0.5, 0.125]}
+explore(controls, replay, start={"init_power": 24, "growth_interval": 10, "backoff": 0.5}, title="Settings of your scaler")
 
 # %% [markdown]
 # ## 4.4 One rank overflows
@@ -607,7 +626,7 @@ lines(told, title="Your scaler at work", x="step", y="scale", log="y")
 # only. If each decides for itself, one skips while the others step: the weights part, and the scales too. Where gradients are averaged
 # before the test, the inf spreads by itself; where each rank holds another part of the model, it does not.
 #
-# **Predict first.** Two ranks decide alone. Rank 1 overflows once. How many times rank 1's scale is rank 0's from then on?
+# **Predict first.** Two ranks decide alone. In one step, rank 1 overflows. How many times as large as rank 1's is rank 0's scale in the next?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-ranks", "locked": false, "schema_version": 3, "solution": true, "task": false}
 predicted_ratio = None  # your number
@@ -622,11 +641,12 @@ class RankedLossScaler(DynamicLossScaler):
     All ranks make the same calls in the same order. Each step, every rank learns whether any rank noted
     an inf or nan, and all skip or none does: so their scales stay equal. At most 1024 bytes are sent per rank
     and step: the flag, not the gradients. `dist.all_reduce` is allowed here. Without a process group
-    (`dist.is_initialized()` is False) it is your DynamicLossScaler. About 7 lines.
+    (`dist.is_initialized()` is False) it is your DynamicLossScaler. unscale_ is one place to do it; override
+    another method if that suits your scaler better. About 7 lines.
     """
 
-    ### BEGIN SOLUTION
     def unscale_(self, optimizer):
+        ### BEGIN SOLUTION
         if self.found_inf is not None:
             return
         super().unscale_(optimizer)
@@ -634,7 +654,7 @@ class RankedLossScaler(DynamicLossScaler):
             flag = torch.tensor(float(self.found_inf))
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
             self.found_inf = bool(flag)
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% nbgrader={"grade": true, "grade_id": "check-ranks", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
@@ -662,20 +682,28 @@ def on_rank(kind):
 
 
 apart, together = (run_ranks(on_rank, 2, kind).values for kind in (DynamicLossScaler, RankedLossScaler))
-print(f"alone: rank 0 at {apart[0][5]:g}, rank 1 at {apart[1][5]:g} after the overflow; you predicted {predicted_ratio} times")
-series = {f"rank {rank}, alone": (range(16), apart[rank]) for rank in (0, 1)}
-series |= {f"rank {rank}, agreed": (range(16), together[rank]) for rank in (0, 1)}
-lines(series, title="Rank 1 overflows in step 4", x="step", y="scale", log="y")
+print(f"alone: {apart[0][5]:g} and {apart[1][5]:g} after the overflow; you predicted {predicted_ratio} times")
+print(f"at the end {apart[0][-1]:g} and {apart[1][-1]:g}: they also count from different steps")
+series = {f"rank {rank}, alone": powers(apart[rank]) for rank in (0, 1)}
+series |= {f"rank {rank}, agreed": powers(together[rank]) for rank in (0, 1)}
+lines(series, title="Rank 1 overflows in its fifth step", x="step", y="scale (power of two)")
 
 # %% [markdown]
-# ## What it saves
+# ## Before and after: what it saves
 #
 # The first step once more, in both kinds of mixed precision, under the budget of half. First the lecture's kind, 16-bit weights and
 # gradients with fp32 masters; then PyTorch's, autocast over fp32 weights.
 
 # %%
-half_model = GPT(LARGE).bfloat16()
-half_masters = MasterWeights(half_model, lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
+half_model, half_adams = GPT(LARGE).bfloat16(), []
+
+
+def half_adam(parameters):
+    half_adams.append(torch.optim.AdamW(parameters, lr=1e-3))
+    return half_adams[-1]
+
+
+half_masters = MasterWeights(half_model, half_adam)
 
 
 def masters_loss():
@@ -693,7 +721,7 @@ def autocast_loss():
 
 
 kinds = {
-    "16-bit weights": (masters_loss, masters_update, [half_model, half_masters.optimizer, inputs, targets]),
+    "16-bit weights": (masters_loss, masters_update, [half_model, *half_adams, inputs, targets]),
     "autocast": (autocast_loss, lambda: step_and_clear(adam), watched),
 }
 for name, kind in kinds.items():
@@ -710,69 +738,27 @@ for name, kind in kinds.items():
 
 # %%
 steps = {"fp32": baseline} | {name: live_step(*kind, name) for name, kind in kinds.items()}
-activations = {name: step.by_category("after forward")["activations"] for name, step in steps.items()}
+activations, bars = {}, {}
 for name, step in steps.items():
+    at = step.by_category("after backward")  # when activations are gone again: their most is after forward
+    activations[name] = step.by_category("after forward")["activations"]
+    states = {part: at[part] for part in ("parameters", "gradients", "optimizer state")}
+    bars[name] = {part: nbytes / MIB for part, nbytes in (states | {"activations": activations[name]}).items()}
+    per = " + ".join(f"{nbytes / parameters:.0f}" for nbytes in states.values())
     print(f"{name:<15} peak {step.peak_bytes / baseline.peak_bytes:.2f} of fp32's, "
-          f"activations {activations[name] / activations['fp32']:.2f}")
+          f"activations {activations[name] / activations['fp32']:.2f}, "
+          f"states {per} = {sum(states.values()) / parameters:.1f} bytes per parameter")
 print(f"you predicted {predicted_share} for autocast's activations")
-bars = {name: {part: nbytes / MIB for part, nbytes in step.by_category("after backward").items() if part != "other"}
-        for name, step in steps.items()}
-for name, step in steps.items():
-    bars[name]["activations"] = activations[name] / MIB  # after backward they are gone: show their most
-stacked_bars(bars, title="One step by category", y="MiB", limits={"half of fp32's peak": budget / MIB})
+stacked_bars(bars, title="One step, before and after", y="MiB", limits={"half of fp32's peak": budget / MIB})
 
 # %% [markdown]
-# Now the **states**: what is there for every parameter, whatever the batch.
-
-# %%
-masters_bytes = sum(master.nbytes for group in half_masters.optimizer.param_groups for master in group["params"])
-for name, step in steps.items():
-    at = step.by_category("after backward")
-    states = {part: at[part] / parameters for part in ("parameters", "gradients", "optimizer state")}
-    told = " + ".join(f"{per:.1f}" for per in states.values())
-    print(f"{name:<15} {told} = {sum(states.values()):.1f} bytes per parameter (weights + gradients + Adam)")
-print(f"of the 16-bit kind's weights, {masters_bytes / parameters:.0f} bytes are masters")
-
-# %% [markdown]
-# So "mixed precision halves memory" needs a word more. The states stay at 16 bytes per parameter in both kinds: 4 + 4 + 8, or 2 + 2 for the
-# model and 4 + 8 for masters and Adam. Only activations shrink: to a half where everything is 16-bit, to what you measured under autocast,
-# which keeps fp32 what it does not trust to 16 bits (0.57 to 0.60 on other models). The lecture describes the first kind;
-# `torch.autocast` is the second.
+# So "mixed precision halves memory" needs a word more. The **states**, what is there for every parameter whatever the batch (weights +
+# gradients + Adam), take the same bytes in all three: of the 6 for weights, 4 are masters. (While masters step, their fp32
+# gradients take 4 more: the low bump at the end.) Only activations shrink: to a half where everything is
+# 16-bit, to what you measured under autocast, which keeps in fp32 what it does not trust to 16 bits. The lecture describes the first
+# kind, `torch.autocast` is the second.
 #
-# The peak is above half in both. For a budget of half you need one more technique: less batch at once (lab 05), or lab 02's.
-
-# %% [markdown]
-# ### Move the sliders
-#
-# Replays your scaler over the largest gradients that the fp32 training had: a step overflows where scale times gradient is above 65504.
-# Which settings lose many steps? Which stay far below the ceiling?
-
-# %%
-def replay(init_scale, growth_interval, backoff):
-    tried, scales = DynamicLossScaler(2.0**init_scale, 2.0, backoff, growth_interval), []
-    weight = torch.ones(1, requires_grad=True)
-    sgd, skipped = torch.optim.SGD([weight], lr=0.0), 0
-    for top in largest:
-        scales.append(tried.get_scale())
-        weight.grad = torch.full((1,), math.inf if scales[-1] * top > 65504 else 1.0)
-        skipped += not tried.step(sgd)
-        tried.update()
-    series = {"scale": (range(1, STEPS + 1), scales), "ceiling": (range(1, STEPS + 1), ceiling)}
-    return lines(series, title=f"{skipped} of {STEPS} steps skipped", x="step", y="scale", log="y")
-
-
-controls = {"init_scale": [8, 12, 16, 20, 24], "growth_interval": [2, 10, 50], "backoff": [0.5, 0.125]}
-explore(controls, replay, start={"init_scale": 24, "growth_interval": 10, "backoff": 0.5}, title="init_scale is a power of two")
-
-# %% [markdown]
-# ## Before and after
-
-# %%
-best = {name: curves[name] for name in ("fp32", "fp16 autocast, your scaler", "bf16 autocast")}
-for name, (_, losses) in best.items():
-    print(f"{name:<28} last ten steps {sum(losses[-10:]) / 10:.3f}")
-sizes = {name: {"activations": nbytes / MIB} for name, nbytes in activations.items()}
-stacked_bars(sizes, title="Activations kept for backward", y="MiB", limits={"half of fp32's": activations["fp32"] / 2 / MIB})
+# The peak stays above half in both. A budget of half takes one more technique: less batch at once (lab 05), or lab 02's.
 
 # %% [markdown]
 # ## Reflection
@@ -800,8 +786,8 @@ stacked_bars(sizes, title="Activations kept for backward", y="MiB", limits={"hal
 # %% [markdown]
 # ## What real frameworks call it
 #
-# - **PyTorch**: `torch.autocast` and `torch.amp.GradScaler`; growth interval 2000, no limits. Its found-inf flag stays on the card, so
-#   that a step need not wait for it. FSDP's `ShardedGradScaler` adds your all-reduce.
+# - **PyTorch**: `torch.autocast` and `torch.amp.GradScaler`; growth interval 2000, no limits. With a fused
+#   optimizer its found-inf flag stays on the card, and no step waits for it. FSDP's `ShardedGradScaler` adds your all-reduce.
 # - **NVIDIA Apex**: `O1` casts operators, `O2` is 16-bit weights with masters, the lecture's kind. **DeepSpeed** and **Megatron** do the
 #   latter: *fp16 optimizer*, *main params*, `initial_scale_power`, `hysteresis`.
 # - **Hugging Face** and **Lightning**: `fp16=True`, `bf16=True`, `precision="16-mixed"`. `bf16-true` has no masters.
@@ -815,39 +801,36 @@ stacked_bars(sizes, title="Activations kept for backward", y="MiB", limits={"hal
 
 # %%
 PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12}  # dense 16-bit FLOP/s on the data sheets
+FORMATS = {"fp32": torch.float32, "TF32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def product_s(dtype, size=4096):
-    """Seconds of a matrix product on the card, the best of five."""
-    a = torch.randn(size, size, device="cuda", dtype=dtype)
+def seconds_of(run, times=5):
+    """The least seconds of `run()` on the card, after one run to warm it."""
     best = math.inf
-    for _ in range(5):
+    for _ in range(times + 1):
         torch.cuda.synchronize()
         started = time.perf_counter()
-        a @ a
+        run()
         torch.cuda.synchronize()
         best = min(best, time.perf_counter() - started)
     return best
 
 
-def on_card(dtype, tf32, steps=10):
-    """Tokens per second of your amp_step (fp32 and TF32: of a plain step) on a GPT of 57 million parameters."""
-    torch.backends.cuda.matmul.allow_tf32 = tf32
+def product_s(dtype):
+    a = torch.randn(4096, 4096, device="cuda", dtype=dtype)
+    return seconds_of(lambda: a @ a)
+
+
+def step_s(name):
+    """Seconds of a step of a GPT of 57 million parameters: your amp_step, or a plain one for fp32 and TF32."""
+    torch.backends.cuda.matmul.allow_tf32 = name == "TF32"
     net = GPT(GPTConfig(context=256, layers=18, heads=8, width=512)).cuda()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    adam, own = torch.optim.AdamW(net.parameters(), lr=1e-4), DynamicLossScaler() if name == "fp16" else None
     x, y = (ids.cuda() for ids in batches(text, batch=32, seq=256, count=1)[0])
-    plain, own = plain_step(net, optimizer), DynamicLossScaler() if dtype == torch.float16 else None
-    for step in range(steps + 3):
-        if step == 3:  # warm
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-        if dtype == torch.float32:
-            plain(x, y)
-        else:
-            amp_step(net, optimizer, x, y, next_token_loss, device_type="cuda", dtype=dtype, scaler=own)
-    torch.cuda.synchronize()
-    per_s = steps * x.numel() / (time.perf_counter() - started)
-    return per_s, 6 * sum(p.numel() for p in net.parameters()) * per_s  # 6 FLOPs per parameter and token
+    settings = {"device_type": "cuda", "dtype": FORMATS[name], "scaler": own}
+    plain = plain_step(net, adam)
+    run = (lambda: plain(x, y)) if "32" in name else lambda: amp_step(net, adam, x, y, next_token_loss, **settings)
+    return seconds_of(run), x.numel(), 6 * sum(p.numel() for p in net.parameters())  # FLOPs per token
 
 
 if torch.cuda.is_available():
@@ -856,11 +839,10 @@ if torch.cuda.is_available():
     native = capability >= (8, 0) and ratio < 1.5
     print(f"{card}, torch {torch.__version__}, capability {capability[0]}.{capability[1]}, "
           f"bf16 product {ratio:.2f} times fp16's: bf16 is {'native' if native else 'emulated'}")
-    peak = next((flops for name, flops in PEAKS.items() if name in card), None)
-    for name, (dtype, tf32) in {"fp32": (torch.float32, False), "TF32": (torch.float32, True),
-                                "fp16": (torch.float16, False), "bf16": (torch.bfloat16, False)}.items():
-        tokens_per_s, flops = on_card(dtype, tf32)
-        share = f", {flops / peak:.0%} of the card's 16-bit peak" if peak else ""
-        print(f"  {name:<5} {tokens_per_s:12,.0f} tokens/s {flops / 1e12:7.1f} TFLOP/s{share}")
+    peak = next((flops for known, flops in PEAKS.items() if known in card), None)
+    for name in FORMATS:
+        step, count, flops = step_s(name)
+        share = f", {flops * count / step / peak:.0%} of the card's 16-bit peak" if peak else ""
+        print(f"  {name:<5} {count / step:12,.0f} tokens/s {flops * count / step / 1e12:7.1f} TFLOP/s{share}")
 else:
     print(f"no card here (torch {torch.__version__}): everything above ran on the CPU")

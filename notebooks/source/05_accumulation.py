@@ -65,7 +65,7 @@ def loss_fn(model, batch):
 # ## The baseline
 #
 # One step on all 64 sequences. Parameters and momentum stay, gradients come in backward, and the mountain is activations: they grow with
-# the number of sequences, and nothing else here does.
+# the number of sequences, and next to nothing else here does.
 
 # %%
 def whole_step(model, optimizer, batch, title, budget_bytes=None):
@@ -82,6 +82,8 @@ def whole_step(model, optimizer, batch, title, budget_bytes=None):
 
 
 model, optimizer = fresh()
+loss_fn(model, batch).backward()  # once to warm up, so that times compare
+optimizer.zero_grad()
 baseline = whole_step(model, optimizer, batch, "One step on 64 sequences")
 
 # %%
@@ -106,13 +108,14 @@ except torch.OutOfMemoryError as error:
 #
 # *difficulty 2 of 5 · importance 3 of 5 · 15 to 20 minutes · 4 points*
 #
-# You cannot have 64 sequences at once. How many can you have? Nobody computes that by hand: you try. But a trial costs a step, so try
-# cleverly. Whatever fits, all smaller sizes fit too. Double until something fails; then the answer lies between the last size that
-# fits and the first that does not, and every trial in the middle halves what is left: **bisection**.
+# How many of the 64 sequences can you have at once? You try, and a trial costs a step. Whatever fits, all smaller sizes fit too.
+# Double until something fails; then the answer lies between the last size that fits and
+# the first that does not, and every trial in the middle halves what is left: **bisection**.
 #
 # A failed trial must leave nothing behind. An exception that you keep holds its traceback, the traceback holds the frames of the calls that
 # were running, and the frames hold their tensors. So does an `except` block, for as long as you are inside it.
-#
+
+# %% [markdown]
 # **Predict first.** The peak grows by the same bytes per sequence. How many of the 64 fit into half of it?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-largest", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -125,8 +128,8 @@ predicted_rows = 31  # a little less than half: parameters and momentum do not s
 def largest_micro_batch(step, limit):
     """The largest number of rows, from 1 to `limit`, for which step(rows) fits into memory; 0 if none does.
 
-    step  : runs one training step on that many rows (an int from 1 to limit) and returns nothing
-            of use, or raises torch.OutOfMemoryError. Whatever fits, all smaller numbers fit
+    step  : runs one training step on that many rows (an int from 1 to limit) and returns something
+            of no use, or raises torch.OutOfMemoryError. Whatever fits, all smaller numbers fit
     limit : int, at least 1
     Calls step at most 2 * log2(limit) + 3 times (log2 rounded up). When a trial begins, nothing of
     an earlier one is alive. Any other exception of step comes out unchanged. About 12 lines.
@@ -220,7 +223,8 @@ print(f"the lecture's question, 256 with at most 8 at a time: {accumulation_step
 #
 # Who divides? `loss_fn` gives the mean over *its* micro-batch and knows nothing of the others. The sum over the window is yours to
 # turn into a mean, once.
-#
+
+# %% [markdown]
 # **Predict first.** Four micro-batches of 16 instead of one batch of 64: what percentage of the baseline's peak remains?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-peak", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -241,7 +245,7 @@ def accumulate(model, micro_batches, optimizer, loss_fn):
                     in the next (clear before the window or after it, as you like)
     The gradient that the optimizer sees is that of the mean over all rows of the window. One forward,
     one backward per micro-batch and one optimizer.step() in all; never more than one micro-batch's
-    graph is alive, and the peak does not grow with their number. Returns the mean loss of the window as a
+    activations are alive, and the peak does not grow with their number. Returns the mean loss of the window as a
     plain number (no graph hanging on it). About 7 lines.
     """
     ### BEGIN SOLUTION
@@ -315,15 +319,25 @@ print(f"your update is off by {off(your_update, whole_update):.0e} of its length
 compare_memory({"whole": baseline, "16 x 4": pieces}, baseline="whole", title="Before and after", budget_bytes=budget)
 
 # %% [markdown]
-# Four teeth instead of one mountain. From the second tooth on the gradients lie under it: they exist once, however many teeth follow.
-#
+# Four teeth instead of one mountain. From the second tooth on the gradients lie under it: they exist once, however many teeth follow. So a
+# batch of 256 needs no more than one of 64:
+
+# %%
+large = batches(text, 256, CONFIG.context, count=1, seed=4)[0]
+for rows, part in ((8, batch), (8, large)):
+    model, optimizer = fresh()
+    with Recorder(watch=[model, optimizer, *part]) as recorder:
+        accumulate(model, cut(part, rows), optimizer, loss_fn)
+    print(f"{len(part[0]):>3} sequences as {rows} x {len(part[0]) // rows:<2}: {recorder.recording.peak(born=True) / MIB:.1f} MiB born in the step")
+
+# %% [markdown]
 # ### Move the sliders
 #
 # Every state is a real recording of your `accumulate` (sequences cut to 32 tokens). Left: the peak against the number of pieces, a line per
 # size. Right: memory over time of the state that you choose. What decides the height, and what does the number of pieces change?
 
 # %%
-SIZES, COUNTS = (4, 8, 16), (1, 2, 4, 8)
+SIZES, COUNTS = (4, 8, 16), (1, 2, 4)
 short = [part[:, :32] for part in batches(text, max(SIZES) * max(COUNTS), CONFIG.context, count=1, seed=1)[0]]
 
 
@@ -339,7 +353,7 @@ recordings = {(rows, count): record_quietly(rows, count) for rows in SIZES for c
 explore(
     {"rows": SIZES, "pieces": COUNTS},
     lambda rows, pieces: pieces_and_memory(recordings, rows, pieces, title="Rows per piece, number of pieces"),
-    start={"rows": 8, "pieces": 8},
+    start={"rows": 8, "pieces": 4},
     title="A batch in pieces",
 )
 
@@ -401,11 +415,12 @@ seen = weights_of_steps(lecture_epoch, count=7, window=4)
 print(f"{len(seen)} steps in two epochs (you predicted {predicted_steps})")
 for number, weights in enumerate(seen):
     print(f"  step {number + 1}: weights add up to {sum(weights):.2f}" + (f" (you predicted {predicted_sum})" if number == 1 else ""))
-step_weights(seen, [(0, 4), (0, 4)], title="The lecture's loop: 7 micro-batches by 4, two epochs")
+step_weights(seen, [(0, 4), (0, 4)], title="The lecture's loop: 7 micro-batches by 4, two epochs",
+             names=[f"epoch {number + 1}" for number in range(len(seen))])
 
 # %% [markdown]
-# Micro-batches 5 to 7 make no step in their own epoch. Their gradients, taken on weights that no longer exist, wait and are added to the
-# next epoch's first window, which becomes 1.75 times too large. (If the epoch had begun with a `zero_grad`, they would be lost.)
+# Micro-batches 5 to 7 make no step in their own epoch. Their gradients wait and are added to the next epoch's first window, which
+# becomes 1.75 times as large as it should be. (If the epoch had begun with a `zero_grad`, they would be lost.)
 #
 # A short last window deserves a step of its own, divided by what is really in it. And the learning rate's **scheduler** counts updates: it
 # moves once after each step of the optimizer, not once per micro-batch.
@@ -463,7 +478,8 @@ step_weights(
 # as one in the largest. Widely used trainers did this until somebody looked, in 2024.
 #
 # What must be equal is the weight of each *target*. What weight does the *mean* of a micro-batch deserve, then?
-#
+
+# %% [markdown]
 # **Predict first.** Three micro-batches with 6, 4 and 2 counted targets: with what weight does the first one's mean go into the sum?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-weight", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -480,7 +496,7 @@ def accumulate_tokens(model, micro_batches, optimizer, loss_fn):
                     shape, and -100 in it does not count. The counts differ. A micro-batch may
                     have no counted target at all; at least one in the window has some
     loss_fn       : loss_fn(model, micro_batch) -> 0-dim tensor, the mean loss over the counted targets
-                    of that micro-batch. Over none at all it is nan, and so would be its gradient
+                    of that micro-batch. Over none at all it is nan, and its gradient may be nan, too
     Otherwise as `accumulate`; a micro-batch without targets needs no forward. Returns the mean loss
     over all counted targets of the window as a plain number. About 10 lines.
     """
@@ -536,14 +552,15 @@ print(f"by targets:    the update is off by {off(by_targets, right):.0e} (you pr
 #
 # *difficulty 4 of 5 · importance 4 of 5 · 20 to 30 minutes · 6 points*
 #
-# The lecture's last loop combines mixed precision with accumulation. Add what real runs have: clipping of the gradient's norm, a
-# schedule, and a short last window. Every call now has one right place:
+# The lecture's last loop combines mixed precision with accumulation. Add clipping of the gradient's norm, a schedule, and a short last
+# window: every call has one right place.
 #
 # - autocast around each forward; the scaled loss goes backward; the sum in `.grad` is scaled, and *all of a window shares one scale*;
 # - once per window: unscale, clip, step, update, clear;
 # - if one micro-batch overflowed, the sum is infinite and the *whole window* is skipped;
-# - a skipped window is no update: the schedule stands still. (Some libraries move it all the same. Here it counts updates.)
-#
+# - a skipped window is no update: the schedule stands still. (Some libraries move it all the same.)
+
+# %% [markdown]
 # **Predict first.** 12 micro-batches in windows of 4: how often is each of `scale`, `unscale_`, `update` called in one epoch?
 
 # %% nbgrader={"grade": false, "grade_id": "predict-calls", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -557,8 +574,8 @@ def train_epoch_amp(model, micro_batches, optimizer, loss_fn, window, scheduler,
     """One epoch as `train_epoch`, with forwards in float16, a loss scaler and clipping.
 
     scaler   : a torch.amp.GradScaler of that device, or one with the same methods: scale(loss),
-               unscale_(optimizer), step(optimizer), update(), get_scale(). Each loss goes backward scaled;
-               the scaler is updated once after each window and only then
+               unscale_(optimizer), step(optimizer), update(), get_scale(), which falls after a skipped step. Each
+               loss goes backward scaled; the scaler is updated once after each window and only then
     max_norm : limit for the norm of the window's whole gradient, in the optimizer's own units (unscaled)
     device   : "cpu" or "cuda", for torch.autocast; its dtype is torch.float16
     Everything else as in `train_epoch`: the last window may be short. A window in which any gradient is infinite or
@@ -607,7 +624,8 @@ exam("accumulation.amp", train_epoch_amp, points=2)
 # unscale, clip, note the scale, step, update, move the schedule unless the scale has fallen, clear</details>
 
 # %% [markdown]
-# A real run of it: 32 micro-batches of 4 sequences in windows of 8, two epochs, and a scale that begins far too high.
+# A real run of it: 12 micro-batches of 4 sequences in windows of 4, four epochs, and a scale that begins too high. Each fall of the curve
+# is a window that was skipped as a whole; between them the scale doubles after three good windows.
 
 # %%
 class CountingScaler(torch.amp.GradScaler):
@@ -633,17 +651,16 @@ class CountingScaler(torch.amp.GradScaler):
 
 half_text = [(x[:, :32], y[:, :32]) for x, y in batches(text, 4, CONFIG.context, count=12, seed=2)]
 model, optimizer = fresh()
-scaler = CountingScaler(init_scale=2.0**24, growth_interval=3)
+scaler = CountingScaler(init_scale=2.0**21, growth_interval=3)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 first = train_epoch_amp(model, half_text, optimizer, loss_fn, 4, scheduler, scaler, max_norm=1.0)
 print(f"one epoch: {scaler.calls} (you predicted {predicted_calls})")
 losses = first + [loss for _ in range(3) for loss in
                   train_epoch_amp(model, half_text, optimizer, loss_fn, 4, scheduler, scaler, max_norm=1.0)]
 updates = round(math.log(scheduler.get_last_lr()[0] / 0.1, 0.9))
-print(f"{len(losses)} windows, {updates} updates, scale from 2^24 to 2^{math.log2(scaler.get_scale()):.0f}")
-lines({"loss": (range(1, len(losses) + 1), losses), "log2 of the scale after the window, / 4":
-       (range(1, len(losses) + 1), [math.log2(scale) / 4 for scale in scaler.scales])},
-      title="Windows of 4 in float16", x="window", y="loss (nats)")
+print(f"{len(losses)} windows, {updates} updates; loss {losses[0]:.2f} in the first, {losses[-1]:.2f} in the last")
+lines({"log2 of the scale": (range(len(losses) + 1), [21, *map(math.log2, scaler.scales)])},
+      title="The loss scale, window after window", x="windows done", y="log2 of the scale")
 
 # %% [markdown]
 # ## What it buys, and what not
@@ -713,8 +730,8 @@ print(f"BatchNorm's running averages moved {int(net[1].num_batches_tracked)} tim
 # ## Paper scale
 #
 # Your `accumulate` on the smallest GPT-2, 124 million parameters and sequences of 1,024 tokens, on tensors that have sizes and no
-# numbers: bytes are counted that nobody allocates. A batch of 256 at once, and as 8 x 32 (the first four of the 32 pieces: your peak
-# does not grow from there).
+# numbers: bytes are counted that nobody allocates. A batch of 256 at once, and the first two of its 32 pieces of 8: as you saw, from the
+# second piece on the peak stays.
 
 # %%
 def paper_peak(model, rows, count):
@@ -729,7 +746,7 @@ def paper_peak(model, rows, count):
 try:
     with paper_scale():
         gpt2 = GPT(GPTConfig(vocab=50257, context=1024, layers=12, heads=12, width=768))
-        for rows, count in ((256, 1), (8, 2), (8, 4)):
+        for rows, count in ((256, 1), (8, 2)):
             print(f"{rows:>4} sequences x {count}: peak {paper_peak(gpt2, rows, count) / 1e9:6.1f} GB")
 except PaperScaleError as error:
     print(error)
@@ -737,10 +754,10 @@ except PaperScaleError as error:
 # %% [markdown]
 # ## Reflection
 #
-# The lecture asks: *you want an effective batch size of 256, and your card holds 8. What do you set `accumulation_steps` to?* That number you have
-# computed. Say what it is worth, in four to eight sentences, with your own measurements: (a) the largest micro-batch that you found in float32 and in
-# bfloat16, and into how many pieces 256 is cut with each; (b) what your times per sequence say about choosing pieces of 1 instead; (c) by
-# how much the variance fell from K = 1 to K = 16, what a step then costs in time, and whether 32 pieces per step are always worth it.
+# The lecture asks: *you want an effective batch size of 256, and your card holds 8. What do you set `accumulation_steps` to?* Say
+# what that number is worth, in four to eight sentences, with your own measurements: (a) the largest micro-batch in float32 and in
+# bfloat16, and into how many pieces 256 is cut with each; (b) what your times per sequence say about pieces of 1; (c) by how much
+# the variance fell from K = 1 to K = 16, what a step then costs in time, and whether 32 pieces are always worth it.
 #
 # *A person grades this: 2 points for all three with your own numbers and reasons, 1 for two of them, 0 for general statements.*
 
@@ -763,7 +780,7 @@ except PaperScaleError as error:
 #
 # - **Hugging Face**: `gradient_accumulation_steps` of the `Trainer`, `accelerator.accumulate(model)` of Accelerate. Its mean-of-means
 #   was mended in October 2024: the trainer now counts targets over the window (`num_items_in_batch`).
-# - **Lightning**: `accumulate_grad_batches`; it steps on a short last window. **DeepSpeed**: `train_batch_size` is
+# - **Lightning**: `accumulate_grad_batches`; it steps on a short last window, divided by the full number all the same. **DeepSpeed**: `train_batch_size` is
 #   `train_micro_batch_size_per_gpu` times `gradient_accumulation_steps` times ranks. **Megatron**: `--micro-batch-size` and `--global-batch-size`.
 # - **PyTorch** has no function for it: it is what `backward` does. With several ranks, `no_sync` saves the messages between pieces (lab 07), and
 #   micro-batches are what fills a pipeline (lab 09).

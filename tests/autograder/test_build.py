@@ -7,13 +7,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from autograder.build import SourceError, build, build_lab
-from autograder.build.verify import check
+from autograder.build.verify import SLOW_S, _cell_problems, check, run_problems
+from autograder.engine import Execution
 from autograder.project import Project
 from tests.autograder.tiny import LAB, SOURCE, cell_of, make_project, tiny_lab
 
@@ -174,3 +176,37 @@ def test_checks_are_locked_in_the_release() -> None:
     cell = cell_of(tiny_lab().release, "check-double")
     assert cell.metadata.deletable is False and cell.metadata.editable is False
     assert cell.metadata.nbgrader.checksum
+
+
+def test_a_slow_cell_is_a_problem_or_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("wait()"), nbformat.v4.new_code_cell("quick()")])
+    slow = Execution(notebook, {0: SLOW_S + 1.0, 1: 1.0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.0, 2.0, 2.0))
+    (problem,) = _cell_problems("90_tiny", "release", slow)
+    assert "cell 0 ran 21 s" in problem and "'wait()'" in problem
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    assert _cell_problems("90_tiny", "release", slow) == []
+    assert "warning: 90_tiny: release: cell 0 ran 21 s" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_both_kernels() -> None:
+    class Interrupted:
+        """The first notebook is interrupted, the other runs until it is stopped."""
+
+        def __init__(self) -> None:
+            self.first, self.stopped = threading.Lock(), threading.Event()
+
+        def execute(self, notebook: nbformat.NotebookNode, folder: Path) -> Execution:
+            if self.first.acquire(blocking=False):
+                raise KeyboardInterrupt
+            assert self.stopped.wait(60), "nobody stopped it"
+            return Execution(notebook)
+
+        def stop(self) -> None:
+            self.stopped.set()
+
+    executor = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        run_problems(tiny_lab(), executor)
+    assert executor.stopped.is_set()

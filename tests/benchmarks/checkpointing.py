@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from labkit.checks._checkpointing_nets import one_thread
+from labkit.checks._threads import one_thread
 from labkit.models import feed_forward_blocks, relu_blocks
 from labkit.recorder import Recorder
 from tests.labs.solutions import solution

@@ -59,7 +59,7 @@ def browser_page(browser) -> Iterator:
     """A fresh page with its own storage, 1280 by 900. Failing tests leave a picture in `build/screenshots/`."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, device_scale_factor=1)
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(90_000)  # a machine may be busy; no test waits for what should not come
     yield page
     context.close()
 

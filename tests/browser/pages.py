@@ -30,10 +30,10 @@ class LabPage:
         """Open a notebook and wait until its cells and its kernel are there."""
         self.page.goto(self.server.url + self.path.format(name=name, token=self.server.token))
         self.page.wait_for_function(
-            f"() => window.jupyterapp && {_NOTEBOOK}?.content?.model?.cells?.length > 0", timeout=60_000
+            f"() => window.jupyterapp && {_NOTEBOOK}?.content?.model?.cells?.length > 0", timeout=120_000
         )
         self.page.wait_for_function(
-            f"() => {_NOTEBOOK}.sessionContext?.session?.kernel?.status === 'idle'", timeout=60_000
+            f"() => {_NOTEBOOK}.sessionContext?.session?.kernel?.status === 'idle'", timeout=120_000
         )
 
     def command(self, name: str, wait: bool = True, **arguments: Any) -> None:

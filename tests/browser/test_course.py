@@ -61,7 +61,7 @@ def _check_of(function: str) -> str:
 
 def test_make_lab_prints_the_url_of_the_lab(made, browser_page) -> None:
     browser_page.goto(made.printed_url)
-    browser_page.wait_for_selector(".jp-Notebook .jp-Cell h1", timeout=60_000)
+    browser_page.wait_for_selector(".jp-Notebook .jp-Cell h1", timeout=120_000)
     assert "Checkpointing" in browser_page.locator(".jp-Notebook .jp-Cell h1").first.inner_text()
     assert f"{LAB}.ipynb" in browser_page.locator(".lm-TabBar-tab.jp-mod-current").first.inner_text()
     LabPage(browser_page, made).screenshot("make-lab")
@@ -74,10 +74,14 @@ def test_solution_moves_the_chart_and_passes(made, browser_page, folder) -> None
     lab.open("build/browser/solved.ipynb")
     lab.hide_sidebars()
     browser_page.evaluate(WATCH)
-    lab.run_all()
-    lab.wait_idle(300)
-    seen = browser_page.evaluate("() => window.seen")
-    assert len(set(seen)) >= 3, f"the chart stood still while cells ran: {seen}"
+    seen: set[str] = set()
+    for _ in range(3):  # two cells draw for half a second each: a busy machine may show one state of each
+        lab.run_all()
+        lab.wait_idle(300)
+        seen |= set(browser_page.evaluate("() => window.seen"))
+        if len(seen) >= 3:
+            break
+    assert len(seen) >= 3, f"the chart stood still while cells ran: {seen}"
     index = _index(solved, _check_of("checkpoint_sequential"))
     lab.show_cell(index)
     verdict = lab.output(index).locator(".labkit-verdict")

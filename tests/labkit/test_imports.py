@@ -18,7 +18,8 @@ ALLOWED = {
     "widgets": {"widgets", "figures", "recorder"},
     "models": {"models"},
     "gpt": {"gpt"},
-    "data": {"data"},
+    "data": {"data", "gpt"},
+    "levels": {"levels"},
     "resnets": {"resnets"},
     "paper": {"paper", "recorder", "models", "gpt", "resnets"},
 }

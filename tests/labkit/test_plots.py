@@ -40,3 +40,11 @@ def test_bars_stack_in_the_categories_order_and_colours():
     assert colours[:2] == [COLOURS["parameters"], COLOURS["activations"]] and colours[2] not in COLOURS.values()
     assert axes.get_ylim()[1] > 9.0
     assert "fp32: activations 3, parameters 4, in all 7" in picture.alt and "24 GB card at 9" in picture.alt
+
+
+def test_a_logarithmic_axis_names_powers_of_two():
+    ranks = [2**k for k in range(7)]
+    axes = lines({"loss": (ranks, ranks)}, title="t", x="rank", y="y", log="x").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4", "8", "16", "32", "64"]
+    axes = lines({"loss": ([1, 10, 1000], [1, 2, 3])}, title="t", x="scale", y="y", log="x").axes[0]
+    assert axes.get_xscale() == "log" and 10 in list(axes.get_xticks())

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from labkit.ranks import CargoError, cargo, run_ranks
+from labkit.ranks import CargoError, cargo, run_ranks, travel
 from tests.labkit.ranks_notebook import notebook
 from tests.labkit.test_ranks_run import double
 
@@ -135,3 +135,9 @@ def test_finding_cargo_is_quick_and_shares_are_counted_once():
     assert {item.name for item in items} == {"a", "b"}
     seen: set[int] = set()
     assert sum(cargo.weigh(item.value, seen).total_bytes for item in items) // 2**20 == 40
+
+
+def test_a_compiled_class_that_claims_to_be_a_builtin_travels_by_name() -> None:
+    from safetensors import safe_open
+
+    assert travel.loads(travel.dumps(safe_open)) is safe_open

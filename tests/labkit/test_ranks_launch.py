@@ -25,9 +25,27 @@ def run(entry, world_size=1, payload=b"", timeout=20.0, group=False, **options):
 
 
 def others() -> list[psutil.Process]:
-    """Processes below this one except the warm server (which adopts whoever loses its parent)."""
+    """Processes that the ranks' tests left below this one: not the warm server (which adopts whoever loses its parent), nor a
+    browser that tests of other files keep open.
+    """
     server = jobs._server.process.pid if jobs._server else 0
-    return [process for process in psutil.Process().children(recursive=True) if process.pid != server and alive(process)]
+    below = psutil.Process().children(recursive=True)
+    browsers = {child.pid for root in below if _is_browser(root) for child in (root, *_below(root))}
+    return [process for process in below if process.pid not in (server, *browsers) and alive(process)]
+
+
+def _is_browser(process: psutil.Process) -> bool:
+    try:
+        return "playwright" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
 
 
 def alive(process: psutil.Process) -> bool:

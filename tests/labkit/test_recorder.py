@@ -169,6 +169,20 @@ def test_alive_summary_is_for_people():
     assert rec.recording.peak_bytes == 0 and rec.recording.by_phase() == {}
 
 
+def test_alive_summary_tells_the_category_that_holds_most():
+    model = torch.nn.Linear(30, 30)
+    with Recorder(watch=model) as rec, rec.phase("forward"):
+        x = torch.ones(2**8, requires_grad=True)
+        kept = [[make(x) for _ in range(5)] for make in (torch.relu, torch.sin, torch.exp)]
+        rec.mark("full")
+        del kept
+    # One kind of storage holds more than any operator's outputs, and activations together hold more than that.
+    assert rec.recording.alive_summary("full") == "15 storages of activations, 15 KiB, the most by relu: 5 KiB, born in forward"
+    with Recorder(watch=model) as rec:
+        pass
+    assert rec.recording.alive_summary() == "2 storages of parameters, 3.6 KiB"
+
+
 def test_flops_and_rates():
     a, b = torch.ones(3, 5), torch.ones(5, 7)
     with Recorder() as rec, rec.phase("product"):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from labkit.manifests import load_manifests
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -77,3 +79,9 @@ def test_environment_pip_part_installs_in_a_clean_environment(tmp_path: Path) ->
 def test_make_targets_exist(target: str) -> None:
     dry = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
     assert dry.returncode == 0, dry.stderr
+
+
+def test_readme_lists_every_lab_as_its_front_matter_has_it() -> None:
+    rows = re.findall(r"^\| (\d\d) · (.+?) \| (\d+) \| (\d+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    labs = load_manifests().values()
+    assert rows == [(lab.lab, lab.title, str(lab.front["minutes"]), f"{lab.points:g}") for lab in labs]

@@ -18,7 +18,9 @@ def judge(topics: list[str], repeat: int) -> int:
     wrongs = [item for item in wrongs if not topics or item.topic in topics]
     rights = [item for item in rights if not topics or item.topic in topics]
     tally: dict[str, list[int]] = defaultdict(lambda: [0] * 6)
-    for done, item in enumerate([*wrongs, *rights], 1):
+    line = "killed {}/{} hinted {}/{} accepted {}/{}"
+    items = sorted([*wrongs, *rights], key=lambda item: item.topic)
+    for done, (item, following) in enumerate(zip(items, [*items[1:], None], strict=True), 1):
         if sys.stderr.isatty():
             print(
                 f"\r{done}/{len(wrongs) + len(rights)} {item.topic} {item.name:<50.50}",
@@ -48,11 +50,9 @@ def judge(topics: list[str], repeat: int) -> int:
                 verdicts[0],
             )
             print(f"\n  {item.topic} {item.check} {item.name}: wanted {wanted}; got {_told(bad)}\n    {bad.detail[:400]}")
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
-    line = "killed {}/{} hinted {}/{} accepted {}/{}"
-    for topic, row in sorted(tally.items()):
-        print(f"{topic:<20}", line.format(*row))
+        if following is None or following.topic != item.topic:
+            clear = "\r\033[K" if sys.stderr.isatty() else ""
+            print(f"{clear}{item.topic:<20}", line.format(*row), flush=True)
     total = [sum(row[index] for row in tally.values()) for index in range(6)]
     print(line.format(*total))
     return 0 if total[1] and total[0] == total[1] and total[2] == total[3] and total[4] == total[5] else 1

@@ -13,29 +13,15 @@ from labkit.checks._pingpong_judge import error_of, expected
 from labkit.checks._pingpong_probe import model_of
 from labkit.checks._pingpong_trail import Trail
 from tests.labs import corpus
-from tests.labs.solutions import solution
 
 CHECKS = {"pingpong.forward": "pingpong_forward", "pingpong.residual": "residual_forward", "pingpong.persistent": "PingPong"}
 WRONGS = [item for item in corpus.load()[0] if item.topic == "pingpong"]
-
-
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("check", CHECKS)
-def test_reference_gets_all_points(check: str, strict: bool) -> None:
-    verdict = corpus.examine(getattr(solution("01"), CHECKS[check]), check, strict=strict)
-    assert verdict.status == "pass", verdict.as_text()
-    assert verdict.summary
 
 
 @pytest.mark.parametrize("item", [item for item in WRONGS if item.name.startswith("plain")], ids=lambda item: item.name)
 def test_plain_earns_a_quarter_at_most(item: corpus.Wrong) -> None:
     verdict = corpus.examine(item.candidate, item.check)
     assert 0 < verdict.points <= verdict.max_points / 4, verdict.as_text()
-
-
-@pytest.mark.parametrize("item", [item for item in WRONGS if item.name.startswith("do-nothing")], ids=lambda item: item.name)
-def test_nothing_earns_nothing(item: corpus.Wrong) -> None:
-    assert corpus.examine(item.candidate, item.check).points == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
