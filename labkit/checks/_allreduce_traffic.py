@@ -51,6 +51,7 @@ class Observer:
     def run(self, candidate: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, Any]]:
         """(what came back, {"messages": rows of [kind, peer, bytes sent, bytes received], "faults": see `Flight`})."""
         messages = self.recorder.log.messages
+        self.recorder.watch([x for arg in args for x in (arg if isinstance(arg, list) else [arg]) if isinstance(x, torch.Tensor)])
         first, flight = len(messages), Flight()
         with flight:
             result = candidate(*args)

@@ -1,19 +1,19 @@
-"""python -m tests.labs --mutants [TOPIC ...]         judge every wrong and right implementation
-python -m tests.labs --repeat N [TOPIC ...]         the same verdict N times
+"""python -m tests.labs --mutants [TOPIC ...]         judge every wrong and right implementation once
+python -m tests.labs --repeat N [TOPIC ...]         the same verdict N times on each reference, N / 10 times on each implementation
 """
 
 import argparse
 import sys
 from collections import defaultdict
 
-from tests.labs import corpus
+from tests.labs import corpus, repeat
 
 
 def _told(verdict: object) -> str:
     return f"{verdict.status} {verdict.points:g}/{verdict.max_points:g} failed={verdict.failed} hint={verdict.hint_id}"
 
 
-def judge(topics: list[str], repeat: int) -> int:
+def judge(topics: list[str]) -> int:
     wrongs, rights = corpus.load()
     wrongs = [item for item in wrongs if not topics or item.topic in topics]
     rights = [item for item in rights if not topics or item.topic in topics]
@@ -29,27 +29,20 @@ def judge(topics: list[str], repeat: int) -> int:
                 flush=True,
             )
         row = tally[item.topic]
-        verdicts = [corpus.examine(item.candidate, item.check, forbid=getattr(item, "forbid", True)) for _ in range(repeat)]
+        verdict = corpus.examine(item.candidate, item.check, forbid=getattr(item, "forbid", True))
         if isinstance(item, corpus.Wrong):
-            good = [
-                all(corpus.killed(item, verdict) for verdict in verdicts),
-                all(corpus.told_right(item, verdict) for verdict in verdicts),
-            ]
+            good = [corpus.killed(item, verdict), corpus.told_right(item, verdict)]
             for index, ok in zip((0, 2), good, strict=True):
                 row[index] += ok
                 row[index + 1] += 1
             wanted = f"failed={item.criterion} hint={item.hint}"
         else:
-            good = [all(corpus.accepted(item, verdict) for verdict in verdicts)]
+            good = [corpus.accepted(item, verdict)]
             row[4] += good[0]
             row[5] += 1
             wanted = "full points"
         if not all(good):
-            bad = next(
-                (v for v in verdicts if not (corpus.told_right(item, v) if isinstance(item, corpus.Wrong) else corpus.accepted(item, v))),
-                verdicts[0],
-            )
-            print(f"\n  {item.topic} {item.check} {item.name}: wanted {wanted}; got {_told(bad)}\n    {bad.detail[:400]}")
+            print(f"\n  {item.topic} {item.check} {item.name}: wanted {wanted}; got {_told(verdict)}\n    {verdict.detail[:400]}")
         if following is None or following.topic != item.topic:
             clear = "\r\033[K" if sys.stderr.isatty() else ""
             print(f"{clear}{item.topic:<20}", line.format(*row), flush=True)
@@ -61,10 +54,14 @@ def judge(topics: list[str], repeat: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.labs", description=__doc__)
     parser.add_argument("--mutants", action="store_true", help="judge every implementation once")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="judge each N times: the same verdict every time")
+    parser.add_argument("--repeat", type=int, metavar="N", help="judge each reference N times: the same verdict every time")
+    parser.add_argument("--mutants-repeat", type=int, metavar="M", help="with --repeat: judge each implementation M times (N / 10)")
+    parser.add_argument("--fresh", action="store_true", help="with --repeat: fresh processes for every verdict, however long it takes")
     parser.add_argument("topics", nargs="*", help="only these topics, such as pingpong")
     options = parser.parse_args()
-    return judge(options.topics, options.repeat)
+    if options.repeat:
+        return repeat.run(options.topics, options.repeat, options.mutants_repeat, options.fresh)
+    return judge(options.topics)
 
 
 if __name__ == "__main__":
