@@ -109,11 +109,11 @@ def _summary(case: Case, seen: Observation) -> str | None:
 register(Check(
     "data_parallel.average",
     criteria=(
-        Criterion("mean", "numbers", 0.75, "recomputed"),
-        Criterion("all-reduces", "technique", 0.75, "wire"),
-        Criterion("bytes", "technique", 0.5, "wire"),
+        Criterion("mean", "numbers", 0.5, "recomputed"),
+        Criterion("all-reduces", "technique", 0.5, "wire"),
+        Criterion("bytes", "technique", 0.25, "wire"),
         Criterion("same bits", "cost", 0.25, "recomputed"),
-        Criterion(UNUSED, "cost", 0.5, "recomputed"),
+        Criterion(UNUSED, "cost", 0.25, "recomputed"),
         Criterion(OTHERS, "cost", 0.25, "recomputed"),
     ),
     cases=_cases,

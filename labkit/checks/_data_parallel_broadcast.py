@@ -88,10 +88,10 @@ def _summary(case: Case, seen: Observation) -> str | None:
 register(Check(
     "data_parallel.broadcast",
     criteria=(
-        Criterion("parameters", "technique", 0.75, "recomputed"),
-        Criterion("buffers", "technique", 0.75, "recomputed"),
-        Criterion("same tensors", "cost", 0.5),
-        Criterion("messages", "cost", 0.5, "wire"),
+        Criterion("parameters", "technique", 0.5, "recomputed"),
+        Criterion("buffers", "technique", 0.5, "recomputed"),
+        Criterion("same tensors", "cost", 0.25),
+        Criterion("messages", "cost", 0.25, "wire"),
         Criterion(OTHERS, "cost", 0.5, "recomputed"),
     ),
     cases=_cases,

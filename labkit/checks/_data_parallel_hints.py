@@ -46,6 +46,7 @@ HINTS = {
     "stale": "With gradients that are kept and zeroed between steps, it goes wrong. Does every gradient live in one place only?",
     "bits": "Do all ranks hold the same bits? Who computes the mean, and on how many ranks from different numbers?",
     "output": "Does your wrapper return what the module returns, for whatever it is called with?",
+    "piles-up": "More is alive after each step than after the one before. Which of your lists only ever grows?",
     # messages
     "silent": "Nobody sends anything. How is rank 0 to learn of rank 1's gradients?",
     "kind": "Which collective was asked for here, and what do the others send more of?",

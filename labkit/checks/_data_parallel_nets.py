@@ -46,6 +46,19 @@ class _Branches(nn.Module):
         return self.head(torch.tanh(self.branches[branch](torch.tanh(self.stem(x)))))
 
 
+class _Disorder(nn.Module):
+    """Uses its layers in another order than that in which it holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third, self.first, self.fourth, self.second = nn.Linear(9, 4), nn.Linear(5, 7), nn.Linear(4, 3), nn.Linear(7, 9)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.second, self.third):
+            x = torch.tanh(layer(x))
+        return self.fourth(x)
+
+
 class _Mixed(nn.Module):
     """float32, float64, float32."""
 
@@ -70,6 +83,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # how to b
     "frozen layer": (_frozen, (6,)),
     "another branch on each rank": (_Branches, (6,)),
     "another branch in each piece": (_Branches, (6,)),
+    "layers held in another order": (_Disorder, (5,)),
     "float32 and float64": (_Mixed, (5,)),
     "BatchNorm without weights": (lambda: nn.BatchNorm1d(4, affine=False), (4,)),
     "a large layer": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 3)), (6,)),

@@ -7,17 +7,8 @@ import torch
 
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._data_parallel_hints import HINTS, on_error
-from labkit.checks._data_parallel_steps import (
-    FORBIDS,
-    judge_bits,
-    judge_buckets,
-    judge_overlap,
-    judge_steps,
-    reduced,
-    seed_of,
-    train,
-    worst,
-)
+from labkit.checks._data_parallel_messages import judge_buckets, judge_overlap, reduced
+from labkit.checks._data_parallel_steps import FORBIDS, judge_bits, judge_steps, seed_of, train, worst
 
 AFTER, EARLIER, OTHERS = "after an exception", "parameters used earlier only", "other modules and ranks"
 
@@ -72,7 +63,7 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
         if case.covers and case.covers[0] == AFTER:
             hint = "stays-quiet"
         numbers = Finding(numbers.criterion, False, numbers.expected, numbers.observed, hint)
-    return [numbers, silent, afterwards, judge_bits("same bits", run, seen, index, where)]
+    return [worst("gradients", numbers.expected, [numbers, judge_bits("same bits", run, seen, index, where)]), silent, afterwards]
 
 
 def _judge_silence(run: dict[str, Any], seen: Observation, index: int, where: str) -> Finding:
@@ -95,10 +86,9 @@ def _summary(case: Case, seen: Observation) -> str | None:
 register(Check(
     "data_parallel.no-sync",
     criteria=(
-        Criterion("gradients", "numbers", 0.75, "recomputed"),
-        Criterion("silent", "technique", 1, "wire"),
+        Criterion("gradients", "numbers", 0.5, "recomputed"),
+        Criterion("silent", "technique", 0.5, "wire"),
         Criterion("messages afterwards", "technique", 0.25, "wire"),
-        Criterion("same bits", "cost", 0.25, "recomputed"),
         Criterion(AFTER, "cost", 0.25, "recomputed"),
         Criterion(EARLIER, "cost", 0.25, "recomputed"),
         Criterion(OTHERS, "cost", 0.25, "recomputed"),

@@ -6,14 +6,13 @@ import torch
 
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._data_parallel_hints import HINTS, on_error
+from labkit.checks._data_parallel_messages import judge_buckets, judge_overlap, reduced
 from labkit.checks._data_parallel_steps import (
     FORBIDS,
     judge_bits,
-    judge_buckets,
-    judge_overlap,
+    judge_memory,
     judge_start,
     judge_steps,
-    reduced,
     seed_of,
     train,
     worst,
@@ -30,9 +29,10 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         return {"net": net, "seed": seed_of(generator), "cap": cap, "keep": keep, "steps": [[""]] * steps}
 
     others = [run("tied weights", 200), run("frozen layer", 100, keep=True), run("another branch on each rank", 400),
-              run("convolution and BatchNorm", 300), run("a large layer", 300, keep=True)]  # fmt: skip
+              run("convolution and BatchNorm", 300), run("a large layer", 300, keep=True),
+              run("layers held in another order", 400)]  # fmt: skip
     cases = [
-        Case("3 ranks", {"runs": [run("chain", 640)]}, world_size=3),
+        Case("3 ranks", {"runs": [run("chain", 640) | {"weigh": True}]}, world_size=3),
         Case("2 ranks", {"runs": others}, world_size=2, covers=(OTHERS,)),
     ]
     if strict:
@@ -72,7 +72,8 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
     late = [judge_overlap("overlap", run, seen, index, where)] if overlaps else []
     if not numbers.passed and numbers.hint == "start" and not start.passed:
         numbers = Finding(numbers.criterion, False, numbers.expected, start.observed, start.hint)
-    return [numbers, start, *late, *buckets, bits]
+    kept = [judge_memory("nothing piles up", run, seen, index, where)] if run.get("weigh") else []
+    return [numbers, start, *late, *buckets, bits, *kept]
 
 
 def _picture(case: Case, seen: Observation) -> "Figure | None":
@@ -98,13 +99,14 @@ def _summary(case: Case, seen: Observation) -> str | None:
 register(Check(
     "data_parallel.overlap",
     criteria=(
-        Criterion("three steps", "numbers", 1.5, "recomputed"),
-        Criterion("starts from rank 0", "cost", 0.5, "recomputed"),
-        Criterion("overlap", "technique", 1.5),
-        Criterion("buckets", "technique", 0.75, "wire"),
+        Criterion("three steps", "numbers", 1, "recomputed"),
+        Criterion("starts from rank 0", "cost", 0.25, "recomputed"),
+        Criterion("overlap", "technique", 1),
+        Criterion("buckets", "technique", 0.5, "wire"),
         Criterion("bytes", "cost", 0.25, "wire"),
         Criterion("same bits", "cost", 0.25, "recomputed"),
-        Criterion(OTHERS, "cost", 1, "recomputed"),
+        Criterion("nothing piles up", "cost", 0.25),
+        Criterion(OTHERS, "cost", 0.25, "recomputed"),
         Criterion(RANKS, "cost", 0.25, "recomputed"),
     ),
     cases=_cases,

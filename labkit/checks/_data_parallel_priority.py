@@ -6,8 +6,9 @@ import torch
 
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._data_parallel_hints import HINTS, on_error
+from labkit.checks._data_parallel_messages import judge_buckets, reduced
 from labkit.checks._data_parallel_nets import trainable
-from labkit.checks._data_parallel_steps import FORBIDS, judge_bits, judge_buckets, judge_steps, reduced, seed_of, train, worst
+from labkit.checks._data_parallel_steps import FORBIDS, judge_bits, judge_steps, seed_of, train, worst
 
 OTHERS = "other modules, ranks and counts"
 
@@ -45,27 +46,28 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
     run = case.values["runs"][index]
     where = f"{case.name}, {run['net']}, ahead={run['options']['ahead']}"
     found = [judge_steps("three steps", run, seen, index, where)]
-    if run["net"] == "chain" and run["cap"] == 1 and len(seen.ranks) > 1:
-        found += [_judge_order(run, seen, index, where), _judge_ahead(run, seen, index, where)]
+    if run["net"] == "chain" and len(seen.ranks) > 1:
+        found += [_judge_order(run, seen, index, where)] if run["cap"] == 1 else []
+        found += [_judge_ahead(run, seen, index, where)]
     messages = worst("messages", "every gradient once, in buckets", judge_buckets(run, seen, index, where))
     return [*found, messages, judge_bits("same bits", run, seen, index, where)]
 
 
 def _judge_ahead(run: dict[str, Any], seen: Observation, index: int, where: str) -> Finding:
-    """Exactly `ahead` all-reduces start in backward, the first of them before the last gradient, and nobody waits."""
+    """Exactly `ahead` all-reduces (or all there are) start in backward, the first before the last gradient, and nobody waits till then."""
     ahead = run["options"]["ahead"]
     expected = f"{ahead} all-reduces start in backward"
     for step in range(1, len(run["steps"])):
         for rank, one in enumerate(seen.ranks):
             row, place = one.values["rows"][index]["steps"][step], f"{where}, step {step + 1}, rank {rank}"
-            during = row["rows"][: row["behind"]]
-            if any(kind == "wait" or not asynchronous for kind, _, asynchronous in during if kind in ("wait", "all_reduce")):
+            before = row["rows"][: row["at_last"]]
+            if any(kind == "wait" or not asynchronous for kind, _, asynchronous in before if kind in ("wait", "all_reduce")):
                 return Finding("overlap kept", False, expected, f"{place}: backward waits for a message", "blocks")
-            count = sum(kind == "all_reduce" for kind, *_ in during)
-            early = sum(kind == "all_reduce" for kind, *_ in row["rows"][: row["at_last"]])
-            if count != ahead:
+            count = sum(kind == "all_reduce" for kind, *_ in row["rows"][: row["behind"]])
+            early = sum(kind == "all_reduce" for kind, *_ in before)
+            if count != min(ahead, len(reduced(row))):
                 return Finding("overlap kept", False, expected, f"{place}: {count}", "ahead")
-            if ahead and not early:
+            if ahead and not early and count > 1:
                 return Finding("overlap kept", False, expected, f"{place}: none before the last gradient", "late")
     return Finding("overlap kept", True, expected, str(ahead))
 
@@ -83,7 +85,7 @@ def _judge_order(run: dict[str, Any], seen: Observation, index: int, where: str)
             told = [sizes.get(payload, f"{payload} bytes") for payload in reduced(row)]
             if told[ahead:] != then or sorted(told[:ahead]) != sorted(first):
                 place = f"{where}, step {step + 1}, rank {rank}: {', '.join(told[: ahead + 3])}, ..."
-                return Finding("priority", False, expected, place, "ahead-order" if told[ahead:] == then else "order")
+                return Finding("priority", False, expected, place, "order" if sorted(told[:ahead]) == sorted(first) else "ahead-order")
     return Finding("priority", True, expected, "so")
 
 
@@ -98,8 +100,8 @@ register(Check(
     "data_parallel.priority",
     criteria=(
         Criterion("three steps", "numbers", 0.5, "recomputed"),
-        Criterion("priority", "technique", 1.25, "wire"),
-        Criterion("overlap kept", "technique", 0.5),
+        Criterion("priority", "technique", 0.5, "wire"),
+        Criterion("overlap kept", "technique", 0.25),
         Criterion("messages", "technique", 0.25, "wire"),
         Criterion("same bits", "cost", 0.25, "recomputed"),
         Criterion(OTHERS, "cost", 0.25, "recomputed"),

@@ -162,13 +162,13 @@ def _summary(case: Case, seen: Observation) -> str | None:
 register(Check(
     "data_parallel.shard",
     criteria=(
-        Criterion("equally many", "technique", 0.5, "recomputed"),
-        Criterion("every sample", "technique", 0.75, "recomputed"),
+        Criterion("equally many", "technique", 0.25, "recomputed"),
+        Criterion("every sample", "technique", 0.5, "recomputed"),
         Criterion("same answer", "technique", 0.25, "recomputed"),
         Criterion("random", "cost", 0.25, "recomputed"),
-        Criterion("another epoch, other samples", "cost", 0.5, "recomputed"),
+        Criterion("another epoch, other samples", "cost", 0.25, "recomputed"),
         Criterion("generators left alone", "cost", 0.25),
-        Criterion("few samples", "cost", 0.5, "recomputed"),
+        Criterion("few samples", "cost", 0.25, "recomputed"),
     ),
     cases=_cases,
     probe=_probe,

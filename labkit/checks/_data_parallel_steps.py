@@ -1,6 +1,5 @@
-"""What the checks of wrappers share: steps of training with a candidate on every rank, and the judging of gradients and messages."""
+"""What the checks of wrappers share: steps of training with a candidate on every rank, and the judging of what they leave."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,8 @@ FORBIDS = (
     "torch.distributed.fsdp.FullyShardedDataParallel",
 )
 LR = 0.1
-Run = dict[str, Any]  # net, seed, cap, steps (each a list of pieces: "", "quiet", or "raises"), keep (zero_grad), options
+# net, seed, cap, steps (each a list of pieces: "", "quiet", or "raises"), keep (zero_grad), options, weigh (bytes alive)
+Run = dict[str, Any]
 
 
 class Interruption(Exception):
@@ -95,6 +95,8 @@ class Trainer:
             self.seen.tensors[f"{self.index}/{step}/after/{key}"] = p.detach().clone()
         told["late"] = bool(self.faults)
         self.faults.clear()
+        if self.run.get("weigh"):  # all that is alive, but for the check's own copies
+            told["alive"] = self.recorder.mark(f"step {step}") - sum(tensor.nbytes for tensor in self.seen.tensors.values())
         self.row["steps"].append(told)
 
     def _quietly(self, x: torch.Tensor, keywords: dict[str, Any], generator: torch.Generator, raises: bool) -> None:
@@ -224,80 +226,15 @@ def judge_bits(name: str, run: Run, seen: Observation, index: int, where: str) -
     return Finding(name, True, "equal on all ranks", "equal")
 
 
-# -- the judge's side: messages --
-
-
-def reduced(row: dict[str, Any]) -> list[int]:
-    """Bytes of each all-reduce of a step, in order."""
-    return [payload for kind, payload, _ in row["rows"] if kind == "all_reduce"]
-
-
-def bucket_limits(net: str, cap: int) -> tuple[int, int, int, int]:
-    """(fewest, most all-reduces per step, bytes that one may hold, bytes of all gradients)."""
-    sizes = [(p.nbytes, p.dtype) for p in trainable(net).values()]
-    total, largest = sum(size for size, _ in sizes), max(size for size, _ in sizes)
-
-    def greedy(order: list[Any]) -> int:
-        count, room, dtype = 0, -1, None
-        for size, kind in order:
-            if size > room or kind != dtype:
-                count, room, dtype = count + 1, cap, kind
-            room -= size
-        return count
-
-    return math.ceil(total / (cap + largest)), max(greedy(sizes), greedy(sizes[::-1])) + 1, cap + largest, total
-
-
-def judge_buckets(run: Run, seen: Observation, index: int, where: str, names: tuple[str, str] = ("buckets", "bytes")) -> list[Finding]:
-    """How many all-reduces a step makes, how large they are, and their sum."""
-    fewest, most, largest, total = bucket_limits(run["net"], run["cap"])
-    wanted = f"{fewest} to {most} all-reduces of at most {largest} bytes"
-    volume, alone = f"{total} bytes", len(seen.ranks) == 1
-    found = [Finding(names[0], True, wanted, ""), Finding(names[1], True, volume, "")]
-    for step in range(len(run["steps"])):
-        for rank, one in enumerate(seen.ranks):
-            row = one.values["rows"][index]["steps"][step]
-            place, sizes = f"{where}, step {step + 1}, rank {rank}", reduced(row)
-            if alone and not sizes:
-                continue
-            others = {kind for kind, *_ in row["rows"]} - {"all_reduce", "wait"}
-            hint = "kind" if others else "silent" if not sizes else None
-            told = f"{place}: {', '.join(sorted(others)) or 'nothing'} is sent" if hint else f"{place}: {len(sizes)}, of {max(sizes)} bytes"
-            if not hint:
-                hint = "too-many" if len(sizes) > most else "too-few" if len(sizes) < fewest or max(sizes) > largest + 8 else None
-            if hint == "too-many" and run["net"] == "frozen layer":
-                hint = "frozen"
-            if hint and found[0].passed:
-                found[0] = Finding(names[0], False, wanted, told, hint)
-            room = total * 1.01 + 8 * len(sizes)  # a flag in each is nobody's mistake
-            if not total <= sum(sizes) <= room and found[1].passed:
-                hint = "bytes-more" if sum(sizes) > room else "bytes-less"
-                if hint == "bytes-more":
-                    hint = {"frozen layer": "frozen", "tied weights": "twice"}.get(run["net"], hint)
-                found[1] = Finding(names[1], False, volume, f"{place}: {sum(sizes)} bytes", hint)
-    sizes = reduced(seen.ranks[0].values["rows"][index]["steps"][-1])
-    return [one if not one.passed else Finding(one.criterion, True, one.expected, text)
-            for one, text in zip(found, (str(len(sizes)), f"{sum(sizes)} bytes"), strict=True)]  # fmt: skip
-
-
-def judge_overlap(name: str, run: Run, seen: Observation, index: int, where: str) -> Finding:
-    """All-reduces start before the last gradient is there, and nobody waits in between. A first step may be used to look around."""
-    expected, counts = "all-reduces start before the last gradient, none is waited for", []
-    for step in range(1, len(run["steps"])):
-        for rank, one in enumerate(seen.ranks):
-            row, place = one.values["rows"][index]["steps"][step], f"{where}, step {step + 1}, rank {rank}"
-            early = row["rows"][: row["at_last"]]
-            started, count = sum(kind == "all_reduce" for kind, *_ in early), len(reduced(row))
-            counts.append((started, count))
-            during = row["rows"][: row["behind"]]
-            if any(kind == "wait" or not asynchronous for kind, _, asynchronous in during if kind in ("wait", "all_reduce")):
-                return Finding(name, False, expected, f"{place}: backward waits for a message", "blocks")
-            if not started:
-                return Finding(name, False, expected, f"{place}: none of {count} starts before the last gradient", "late")
-            if started < (count - 1) // 2:
-                return Finding(name, False, expected, f"{place}: {started} of {count} start before the last gradient", "held")
-    started, count = min(counts)
-    return Finding(name, True, expected, f"{started} of {count} start before the last gradient")
+def judge_memory(name: str, run: Run, seen: Observation, index: int, where: str) -> Finding:
+    """The last step leaves no more bytes alive than the one before it."""
+    expected, total = "no more alive after each step", sum(p.nbytes for p in trainable(run["net"]).values())
+    for rank, one in enumerate(seen.ranks):
+        *_, before, after = (step["alive"] for step in one.values["rows"][index]["steps"])
+        if after - before > total / 4:
+            told = f"{where}, rank {rank}: {after - before} bytes more after step {len(run['steps'])} than after the one before"
+            return Finding(name, False, expected, told, "piles-up")
+    return Finding(name, True, expected, "no more")
 
 
 def worst(criterion: str, expected: str, findings: Sequence[Finding]) -> Finding:

@@ -411,7 +411,8 @@ class DataParallel:
     replica(*args, **kwargs) : what the module returns for them
     replica.finish() : called on every rank after every backward, before optimizer.step(). Afterwards
         p.grad is the mean over the ranks for every trainable parameter, as in 7.3 (where it is None
-        counts as zeros), with the same bits everywhere. Ready for the next step.
+        counts as zeros), with the same bits everywhere. Ready for the next step, and nothing of this
+        one is kept but gradients and buckets.
 
     In backward, hooks start dist.all_reduce(..., async_op=True) as buckets fill, and wait for nothing:
     the first before the last gradient is there, on every rank that uses all its parameters.
@@ -434,7 +435,7 @@ class DataParallel:
             self.buckets[-1].append(p)
             self.home[p] = len(self.buckets) - 1
             room -= p.nbytes
-            p.register_post_accumulate_grad_hook(lambda p: self.ready(p))
+            p.register_post_accumulate_grad_hook(self.ready)
         self.reset()
 
     def __call__(self, *args, **kwargs):

@@ -1,6 +1,7 @@
 """Right data-parallel pieces, each built differently: none of these may lose a point."""
 
 import contextlib
+import hashlib
 import math
 import random
 
@@ -319,3 +320,215 @@ class Futures(Nodes):
 
 
 right("waits through futures", check=OVERLAP)(Futures)
+
+
+# -- Written from the notebook alone --
+
+
+@right("zero-dimensional tensors, np.tile", check=SHARD)
+def single_tensors(n, rank, world, epoch):
+    order = np.random.RandomState(epoch + 10).permutation(n)
+    each = (n + world - 1) // world
+    mine = np.tile(order, world)[rank * each : (rank + 1) * each] if world > 1 else order
+    return [torch.tensor(int(index)) for index in mine]
+
+
+@right("sorted by a hash", check=SHARD)
+def by_hash(n, rank, world, epoch):
+    order = sorted(range(n), key=lambda index: hashlib.sha256(f"{epoch}/{index}".encode()).digest())
+    return [order[place % n] for place in range(-(-n // world) * world) if place % world == rank]
+
+
+@right("what state_dict holds", check=BROADCAST)
+def state_dict_values(module):
+    for value in module.state_dict().values():
+        dist.broadcast(value, src=0)
+
+
+@right("zeros first, then all in one go", check=AVERAGE)
+@torch.no_grad()
+def in_two_passes(module):
+    wanted = [p for p in module.parameters() if p.requires_grad]
+    for p in wanted:
+        p.grad = torch.zeros(p.shape, dtype=p.dtype) if p.grad is None else p.grad
+    works = [dist.all_reduce(p.grad, async_op=True) for p in wanted]
+    [work.wait() for work in works]
+    torch._foreach_div_([p.grad for p in wanted], float(dist.get_world_size()))
+
+
+class AllAtEnd(nn.Module):
+    """Waits in a callback of its own at the end of backward, as PyTorch's does; nothing is left for finish."""
+
+    def __init__(self, module, bucket_bytes=10**6):
+        super().__init__()
+        self.module, self.on = module, True
+        for t in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(t.detach(), 0)
+        self.buckets = []
+        for p in [p for p in module.parameters() if p.requires_grad][::-1]:
+            if not self.buckets or self.buckets[-1][0].dtype != p.dtype or sum(q.nbytes for q in self.buckets[-1]) >= bucket_bytes:
+                self.buckets.append([])
+            self.buckets[-1].append(p)
+            p.register_post_accumulate_grad_hook(self.note)
+        self.there, self.next, self.works, self.queued = set(), 0, [], False
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def note(self, p):
+        if not self.on:
+            return
+        if not self.queued:
+            torch.autograd.Variable._execution_engine.queue_callback(self.end)
+            self.queued = True
+        self.there.add(p)
+        while self.next < len(self.buckets) and self.there >= set(self.buckets[self.next]):
+            self.launch()
+
+    def launch(self):
+        bucket = self.buckets[self.next]
+        flat = torch.cat([torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1) for p in bucket])
+        self.works.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+        self.next += 1
+
+    def end(self):
+        while self.next < len(self.buckets):
+            self.launch()
+        for bucket, flat, work in self.works:
+            work.wait()
+            flat.mul_(1 / dist.get_world_size())
+            for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                p.grad = part.reshape_as(p)
+        self.there, self.next, self.works, self.queued = set(), 0, [], False
+
+    def finish(self):
+        pass
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.on = False
+        try:
+            yield
+        finally:
+            self.on = True
+
+
+right("waits in a callback at the end of backward", check=OVERLAP)(AllAtEnd)
+right("waits in a callback at the end of backward", check=QUIET)(AllAtEnd)
+
+
+class MultiGrad(Views):
+    """One hook per bucket, on all its gradients together, before they are accumulated."""
+
+    def __init__(self, module, bucket_bytes=10**6, ahead=None):
+        super().__init__(module, bucket_bytes, ahead)
+        self.full = {}
+        for number, group in enumerate(self.groups):
+            torch.autograd.graph.register_multi_grad_hook(group, lambda grads, number=number: self.filled(number, grads))
+
+    def hook(self, p):
+        """Not with these."""
+
+    def filled(self, number, grads):
+        if not self.syncing:
+            return
+        self.full[number] = grads
+        limit = len(self.groups) if self.ahead is None else min(self.ahead, len(self.groups))
+        while self.sent < limit and self.sent in self.full:
+            self.send(self.sent)
+            self.sent += 1
+
+    def send(self, number):
+        grads = self.full.pop(number, None)
+        if grads is None:
+            super().send(number)
+            return
+        for (p, piece), grad in zip(self.pieces(number), grads, strict=True):
+            old = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            piece.copy_((old if grad is None else old + grad).reshape(-1))
+        self.flats[number] = self.flats[number].clone()  # not what .grad looks into: autograd adds to that now
+        self.works[number] = dist.all_reduce(self.flats[number], async_op=True)
+
+
+right("one multi-grad hook per bucket", check=OVERLAP)(MultiGrad)
+
+
+class DecidesInForward(Nodes):
+    """no_sync is looked at in forward only, as by PyTorch's."""
+
+    heard = True
+
+    def __call__(self, *args, **kwargs):
+        self.heard = not self.quiet
+        return super().__call__(*args, **kwargs)
+
+    def arrived(self, bucket, p):
+        if self.heard:
+            super().arrived(bucket, p)
+
+
+right("decides in forward", check=QUIET)(DecidesInForward)
+
+
+class AgreesFirst(Views):
+    """Ranks tell each other in the first step how many buckets they have."""
+
+    agreed = False
+
+    def finish(self):
+        if not self.agreed:
+            count = torch.tensor([len(self.groups)])
+            dist.broadcast(count, 0)
+            assert int(count) == len(self.groups)
+            self.agreed = True
+        super().finish()
+
+
+right("a message of agreement in the first step", check=OVERLAP)(AgreesFirst)
+
+
+class Unhooked(Views):
+    """no_sync takes its hooks down and puts them back."""
+
+    def __init__(self, module, bucket_bytes=10**6, ahead=None):
+        super().__init__(module, bucket_bytes, ahead)
+        self.mine = []
+        self.put()
+
+    def put(self):
+        self.mine = [p.register_post_accumulate_grad_hook(super(Unhooked, self).hook) for p in self.number]
+
+    def hook(self, p):
+        """That of the base class does nothing here."""
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        for handle in self.mine:
+            handle.remove()
+        try:
+            yield
+        finally:
+            self.put()
+
+
+right("no_sync takes the hooks down", check=QUIET)(Unhooked)
+
+
+class OneByOne(Views):
+    """finish waits for each before it sends the next."""
+
+    def send(self, number):
+        if self.sending:
+            for work in self.works.values():
+                work.wait()
+        super().send(number)
+
+    sending = False
+
+    def finish(self):
+        self.sending = True
+        super().finish()
+        self.sending = False
+
+
+right("finish sends one after the other", check=PRIORITY)(OneByOne)

@@ -431,7 +431,7 @@ class Flawed:
 
     def reset(self):
         self.missing, self.next, self.flying = [len(bucket) for bucket in self.buckets], 0, []
-        self.sent = set()
+        self.sent, self.fired = set(), set()
 
     def __call__(self, *args, **kwargs):
         if "positional only" in self.flaws:
@@ -444,6 +444,7 @@ class Flawed:
         if self.quiet and not has("counts quietly"):
             return
         number = self.home[p]
+        self.fired.add(p)
         self.missing[number] -= 1
         if self.quiet or has("late"):
             return
@@ -463,7 +464,10 @@ class Flawed:
         has = self.flaws.__contains__
         self.sent.add(number)
         bucket, world = self.buckets[number], dist.get_world_size()
-        source = [p.data if has("parameter sent") else torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        unused = [p.grad is None or (has("only fired") and p not in self.fired) for p in bucket]
+        source = [torch.zeros_like(p) if zero else p.grad for p, zero in zip(bucket, unused, strict=True)]
+        if has("parameter sent"):
+            source = [p.data for p in bucket]
         flat = torch.cat([g.flatten() for g in source])
         if has("rounded"):
             flat = flat.bfloat16()
@@ -523,7 +527,9 @@ class Flawed:
         elif has("order kept"):
             self.missing, self.flying = [len(bucket) for bucket in self.buckets], []
         else:
+            flying = self.flying
             self.reset()
+            self.flying = flying if has("handles kept") else []
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -655,6 +661,7 @@ overlap("frozen parameters are sent", MODULES, "frozen", flawed("frozen sent"))
 overlap("DDP-07: tied weights counted twice", MODULES, "twice", flawed("tied twice"))
 overlap("AR-28, DDP-11: counters not reset", STEPS, "later-steps", flawed("counters kept"))
 overlap("AR-28: order not reset", STEPS, "later-steps", flawed("order kept"))
+overlap("AR-28: the list of works is never emptied", "nothing piles up", "piles-up", flawed("handles kept"))
 overlap("DDP-08: unfilled buckets never sent", MODULES, "local", flawed("unfilled forgotten"))
 overlap("buckets go when full, in any order", "runs", "deadlock", flawed("no order"))
 overlap("unused gradients stay None", MODULES, "none", flawed("unused stay none"))
@@ -674,6 +681,7 @@ quiet("hooks count in the context", "gradients", "accumulated", flawed("counts q
 quiet("a barrier at the end of the context", "silent", "talks", flawed("sends at its end"))
 quiet("DDP-10: leaks after an exception", "after an exception", "stays-quiet", flawed("leaks"))
 quiet("gradients of the pieces are dropped", "gradients", "accumulated", flawed("drops gradients"))
+quiet("zeros for what the last backward did not use", "parameters used earlier only", "earlier", flawed("only fired"))
 quiet("AR-28: counters not reset", "gradients", "accumulated", flawed("counters kept"))
 
 
@@ -682,7 +690,7 @@ def priority(name, criterion, hint, candidate):
 
 
 priority("does nothing", STEPS, "start", type("HastyNothing", (DoesNothing,), {}))
-priority("the plain version", "priority", "order", type("HastyPlain", (Plain,), {}))
+priority("the plain version", "priority", "ahead-order", type("HastyPlain", (Plain,), {}))
 priority("as they come", "priority", "order", flawed("as they come"))
 priority("ahead has no effect", "priority", "order", flawed("ahead ignored"))
 priority("by size", "priority", "order", flawed("alphabetical"))
@@ -690,3 +698,264 @@ priority("all after backward", "overlap kept", "ahead", flawed("late"))
 priority("no division", STEPS, "sum", flawed("no division"))
 priority("waits in the hook", "overlap kept", "blocks", flawed("waits in the hook"))
 priority("AR-28: order not reset", STEPS, "later-steps", flawed("order kept"))
+
+
+# -- Written from the notebook alone --
+
+
+@shard("fills up with the last sample", "every sample", "doubled")
+def repeats_the_last(n, rank, world, epoch):
+    order = order_of(n, epoch)
+    while len(order) % world:
+        order.append(order[-1])
+    return order[rank::world]
+
+
+@shard("fills up with samples of each rank's own", "every sample", "doubled")
+def own_fill(n, rank, world, epoch):
+    order = order_of(n, epoch)
+    mine = order[rank::world]
+    each = -(-n // world)
+    return mine + order_of(n, 77 * rank + epoch)[: each - len(mine)]
+
+
+@start("only rank 0 calls broadcast", "runs", "deadlock")
+def only_the_root(module):
+    if dist.get_rank() == 0:
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.data, 0)
+
+
+@average("rank 0's gradient for all", "mean", "local")
+def of_rank_zero(module):
+    for p in module.parameters():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.broadcast(p.grad, 0)
+
+
+@average("divides by 2, whatever the number of ranks", "mean", "twice")
+def always_two(module):
+    for p in module.parameters():
+        if p.requires_grad:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+            p.grad /= 2
+
+
+class Stranger:
+    """A plain reading of 7.4, to go wrong in single methods."""
+
+    def __init__(self, module, bucket_bytes=10**6, ahead=10**9):
+        self.module, self.ahead, self.enabled = module, ahead, True
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.data, 0)
+        self.buckets = self.lay_out([p for p in module.parameters() if p.requires_grad][::-1], bucket_bytes)
+        self.hook_up()
+        self.begin()
+
+    def lay_out(self, params, bucket_bytes):
+        buckets = [[]]
+        for p in params:
+            if buckets[-1] and (sum(q.nbytes for q in buckets[-1]) + p.nbytes > bucket_bytes or buckets[-1][0].dtype != p.dtype):
+                buckets.append([])
+            buckets[-1].append(p)
+        return buckets
+
+    def hook_up(self):
+        for number, bucket in enumerate(self.buckets):
+            for p in bucket:
+                p.register_post_accumulate_grad_hook(lambda p, number=number: self.arrived(number))
+
+    def begin(self):
+        self.count, self.turn, self.works = [0] * len(self.buckets), 0, []
+
+    def __call__(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+    def arrived(self, number):
+        if self.enabled:
+            self.count[number] += 1
+            while self.turn < len(self.buckets) and self.count[self.turn] == len(self.buckets[self.turn]) and self.turn < self.ahead:
+                self.turn += 1
+                self.send(self.turn - 1)
+
+    def flat(self, number):
+        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.buckets[number]])
+
+    def send(self, number):
+        flat = self.flat(number)
+        self.works.append((number, flat, dist.all_reduce(flat, async_op=True)))
+
+    def held(self):
+        return list(range(self.turn, len(self.buckets)))
+
+    def finish(self):
+        for number in self.held():
+            self.send(number)
+        for number, flat, work in self.works:
+            work.wait()
+            flat /= dist.get_world_size()
+            for p, part in zip(self.buckets[number], flat.split([p.numel() for p in self.buckets[number]]), strict=True):
+                p.grad = part.reshape(p.shape)
+        self.begin()
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.enabled = False
+        try:
+            yield
+        finally:
+            self.enabled = True
+
+
+class LastHookOnly(Stranger):
+    """Takes the last parameter of a bucket for the one whose gradient comes last."""
+
+    def hook_up(self):
+        for number, bucket in enumerate(self.buckets):
+            bucket[-1].register_post_accumulate_grad_hook(lambda p, number=number: self.arrived(number))
+
+    def arrived(self, number):
+        if number == self.turn:
+            self.turn += 1
+            self.send(number)
+
+
+class LateBinding(Stranger):
+    """Every hook speaks of the last bucket."""
+
+    def hook_up(self):
+        for number, bucket in enumerate(self.buckets):
+            for p in bucket:
+                p.register_post_accumulate_grad_hook(lambda p: self.arrived(number))  # noqa: B023  the mistake
+
+
+class AddsUp(Stranger):
+    """Buckets live on, and gradients are added to what is in them."""
+
+    def flat(self, number):
+        kept = self.__dict__.setdefault("kept", {})
+        flat = super().flat(number)
+        if number in kept:
+            flat += kept[number]
+        kept[number] = flat
+        return flat
+
+
+class Leftovers(Stranger):
+    """Buckets live on, and what has no gradient leaves in them what was there."""
+
+    def flat(self, number):
+        kept = self.__dict__.setdefault("kept", {})
+        flat = super().flat(number)
+        if number not in kept:
+            kept[number] = flat
+            return flat
+        at = 0
+        for p in self.buckets[number]:
+            if p.grad is not None:
+                kept[number][at : at + p.numel()] = p.grad.flatten()
+            at += p.numel()
+        return kept[number].clone()
+
+    def finish(self):
+        works = list(self.works)
+        super().finish()
+        for number, flat, _ in works:
+            self.kept[number] = flat.clone()
+
+
+class HooksPileUp(Stranger):
+    """Registers its hooks before every forward."""
+
+    def __call__(self, *args, **kwargs):
+        if self.enabled and hasattr(self, "works") and self.__dict__.setdefault("calls", 0):
+            self.hook_up()
+        self.calls = 1
+        return self.module(*args, **kwargs)
+
+
+class ByCount(Stranger):
+    """Four parameters to a bucket, whatever bucket_bytes says."""
+
+    def lay_out(self, params, bucket_bytes):
+        return [params[at : at + 4] for at in range(0, len(params), 4)]
+
+
+class Unlucky(Stranger):
+    """Sends a bucket as soon as its first gradient is there."""
+
+    def arrived(self, number):
+        if number == self.turn:
+            self.turn += 1
+            self.send(number)
+
+
+class FirstLayersFirst(Stranger):
+    """Holds back everything, and sends from hooks what forward needs first."""
+
+    def arrived(self, number):
+        if self.enabled and number >= len(self.buckets) - self.ahead:
+            self.count[number] += 1
+            if self.count[number] == len(self.buckets[number]):
+                self.send(number)
+
+    def held(self):
+        sent = {number for number, *_ in self.works}
+        return [number for number in reversed(range(len(self.buckets))) if number not in sent]
+
+
+class AheadOfParameters(Stranger):
+    """Counts `ahead` in parameters."""
+
+    def arrived(self, number):
+        super().arrived(number)
+        if self.ahead < 10**9 and self.turn and sum(len(bucket) for bucket in self.buckets[: self.turn]) >= self.ahead:
+            self.ahead = self.turn
+
+    def held(self):
+        return list(range(self.turn, len(self.buckets)))[::-1]
+
+
+class NoSyncWithoutFinally(Stranger):
+    @contextlib.contextmanager
+    def no_sync(self):
+        self.enabled = False
+        yield
+        self.enabled = True
+
+
+class NoSyncNoGrad(Stranger):
+    """Takes `no_sync` for a context without gradients."""
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        with torch.no_grad():
+            yield
+
+
+class NoSyncKeepsZero(Stranger):
+    """Sets gradients to zero when it leaves the context, so that only the last piece is sent."""
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        with super().no_sync():
+            yield
+        for bucket in self.buckets:
+            for p in bucket:
+                p.grad = None if p.grad is None else torch.zeros_like(p.grad)
+
+
+overlap("the last parameter's hook speaks for the bucket", MODULES, "missing", LastHookOnly)
+overlap("a closure that speaks of the last bucket", STEPS, "missing", LateBinding)
+overlap("buckets are added to and never emptied", STEPS, "later-steps", AddsUp)
+overlap("what an unused parameter left in its bucket before", MODULES, "later-steps", Leftovers)
+overlap("hooks registered anew for each forward", STEPS, "later-steps", HooksPileUp)
+overlap("four parameters to a bucket", MODULES, "too-many", ByCount)
+overlap("sent with the first gradient of a bucket", STEPS, "missing", Unlucky)
+priority("the most urgent ones from hooks", "priority", "ahead-order", FirstLayersFirst)
+priority("ahead counts parameters", ELSE, "ahead", AheadOfParameters)
+quiet("no finally", "after an exception", "stays-quiet", NoSyncWithoutFinally)
+quiet("gradients switched off in no_sync", "runs", None, NoSyncNoGrad)
+quiet("zeroes the gradients at its end", "gradients", "accumulated", NoSyncKeepsZero)
