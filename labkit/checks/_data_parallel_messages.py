@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from labkit.checks._core import Finding, Observation
-from labkit.checks._data_parallel_nets import trainable
+from labkit.checks._data_parallel_nets import build, trainable
 
 Run = dict[str, Any]  # as in _data_parallel_steps
 
@@ -30,34 +30,35 @@ def bucket_limits(net: str, cap: int) -> tuple[int, int, int, int]:
     return math.ceil(total / (cap + largest)), max(greedy(sizes), greedy(sizes[::-1])) + 1, cap + largest, total
 
 
-def judge_buckets(run: Run, seen: Observation, index: int, where: str, names: tuple[str, str] = ("buckets", "bytes")) -> list[Finding]:
+def judge_buckets(run: Run, seen: Observation, index: int, where: str) -> list[Finding]:
     """How many all-reduces a step makes, how large they are, and their sum."""
     fewest, most, largest, total = bucket_limits(run["net"], run["cap"])
     wanted = f"{fewest} to {most} all-reduces of at most {largest} bytes"
     volume, alone = f"{total} bytes", len(seen.ranks) == 1
-    found = [Finding(names[0], True, wanted, ""), Finding(names[1], True, volume, "")]
+    known = {"all_reduce", "wait"}
+    if list(build(run["net"], 0, 0).buffers()):
+        known.add("broadcast")  # of buffers before every forward, as PyTorch's does it
+    found = [Finding("buckets", True, wanted, ""), Finding("bytes", True, volume, "")]
     for step in range(len(run["steps"])):
         for rank, one in enumerate(seen.ranks):
             row = one.values["rows"][index]["steps"][step]
             place, sizes = f"{where}, step {step + 1}, rank {rank}", reduced(row)
             if alone and not sizes:
                 continue
-            others = {kind for kind, *_ in row["rows"]} - {"all_reduce", "wait"}
-            hint = "silent" if not sizes else "kind" if others and step else None  # in a first step ranks may agree on something
-            told = f"{place}: {', '.join(sorted(others)) or 'nothing'} is sent"
-            if not hint:
-                told = f"{place}: {len(sizes)}, of {max(sizes)} bytes"
-                hint = "too-many" if len(sizes) > most else "too-few" if len(sizes) < fewest or max(sizes) > largest + 8 else None
-            if hint == "too-many" and run["net"] == "frozen layer":
-                hint = "frozen"
+            others = {kind for kind, *_ in row["rows"]} - known
+            more = sum(sizes) > total * 1.01 + 8 * len(sizes)  # a flag in each is nobody's mistake
+            why_more = {"frozen layer": "frozen", "tied weights": "twice"}.get(run["net"], "bytes-more")
+            told, hint = f"{place}: {', '.join(sorted(others)) or 'nothing'} is sent", "kind" if sizes else "silent"
+            if sizes and not (others and step):  # in a first step ranks may agree on something
+                told, hint = f"{place}: {len(sizes)}, of {max(sizes)} bytes", None
+                if len(sizes) > most:
+                    hint = "frozen" if run["net"] == "frozen layer" else "too-many"
+                elif len(sizes) < fewest or max(sizes) > largest + 8:
+                    hint = why_more if more else "too-few"
             if hint and found[0].passed:
-                found[0] = Finding(names[0], False, wanted, told, hint)
-            room = total * 1.01 + 8 * len(sizes)  # a flag in each is nobody's mistake
-            if not total <= sum(sizes) <= room and found[1].passed:
-                hint = "bytes-more" if sum(sizes) > room else "bytes-less"
-                if hint == "bytes-more":
-                    hint = {"frozen layer": "frozen", "tied weights": "twice"}.get(run["net"], hint)
-                found[1] = Finding(names[1], False, volume, f"{place}: {sum(sizes)} bytes", hint)
+                found[0] = Finding("buckets", False, wanted, told, hint)
+            if (more or sum(sizes) < total) and found[1].passed:
+                found[1] = Finding("bytes", False, volume, f"{place}: {sum(sizes)} bytes", why_more if more else "bytes-less")
     sizes = reduced(seen.ranks[0].values["rows"][index]["steps"][-1])
     return [one if not one.passed else Finding(one.criterion, True, one.expected, text)
             for one, text in zip(found, (str(len(sizes)), f"{sum(sizes)} bytes"), strict=True)]  # fmt: skip

@@ -99,14 +99,14 @@ def _summary(case: Case, seen: Observation) -> str | None:
 register(Check(
     "data_parallel.overlap",
     criteria=(
-        Criterion("three steps", "numbers", 1, "recomputed"),
+        Criterion("three steps", "numbers", 0.75, "recomputed"),
         Criterion("starts from rank 0", "cost", 0.25, "recomputed"),
         Criterion("overlap", "technique", 1),
         Criterion("buckets", "technique", 0.5, "wire"),
         Criterion("bytes", "cost", 0.25, "wire"),
         Criterion("same bits", "cost", 0.25, "recomputed"),
         Criterion("nothing piles up", "cost", 0.25),
-        Criterion(OTHERS, "cost", 0.25, "recomputed"),
+        Criterion(OTHERS, "cost", 0.5, "recomputed"),
         Criterion(RANKS, "cost", 0.25, "recomputed"),
     ),
     cases=_cases,

@@ -24,7 +24,7 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         Case("2 ranks", {"runs": few}, world_size=2, covers=(OTHERS,)),
     ]
     if strict:
-        pieces = run("chain", 640, 1, [["quiet", ""], ["raises", ""]])
+        pieces = run("chain", 640, 2, [["quiet", ""], ["raises", ""]])
         more = [run("chain", 1, 7), run("chain", 640, 99), run("frozen layer", 100, 1), pieces]
         cases += [
             Case("4 ranks", {"runs": more}, world_size=4, covers=(OTHERS,)),

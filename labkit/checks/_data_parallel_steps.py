@@ -242,7 +242,7 @@ def worst(criterion: str, expected: str, findings: Sequence[Finding]) -> Finding
     bad = next((one for one in findings if not one.passed), None)
     if bad is None:
         return Finding(criterion, True, expected, "so")
-    return Finding(criterion, False, expected, bad.observed, bad.hint, bad.detail)
+    return Finding(criterion, False, bad.expected, bad.observed, bad.hint, bad.detail)
 
 
 def seed_of(generator: torch.Generator) -> int:

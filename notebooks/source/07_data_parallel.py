@@ -28,6 +28,7 @@
 # %%
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ from torch import nn
 from labkit import Recorder, check, run_ranks
 from labkit.figures import step_lanes
 from labkit.ranks import Link
+from labkit.replicas import measure_steps
 from labkit.widgets import explore
 
 KB, MB = 1000, 1_000_000
@@ -330,46 +332,17 @@ def chain():
     return nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
 
 
-def timed(wraps, steps):
-    """On every rank, for each wrapper by turns: (seconds of a step, when backward begins and ends, recording) for each step."""
-    torch.set_num_threads(1)
-    rows, replicas = {name: [] for name in wraps}, {}
-    for name, (wrap, options) in wraps.items():
-        model = chain()
-        replicas[name] = wrap(model, **options), torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    x = torch.randn(ROWS, WIDTH)
-    for step in range(steps + 1):
-        for name, (replica, optimizer) in replicas.items():
-            optimizer.zero_grad()
-            dist.barrier()  # all begin together
-            with Recorder() as recorder:
-                started = time.perf_counter()
-                loss = replica(x).square().mean()
-                turned = time.perf_counter()
-                loss.backward()
-                over = time.perf_counter()
-                replica.finish()
-                optimizer.step()
-                seconds = time.perf_counter() - started
-            if step:  # the first one only wakes everything up
-                rows[name].append((seconds, (turned - started, over - started), recorder.recording))
-    return rows
+def measure(wraps, link=LINK, steps=4):
+    """The fastest of some steps of each wrapper, taken by turns in the same two ranks: forward, backward, finish, optimizer."""
+    told = measure_steps(wraps, chain, (ROWS, WIDTH), link=link, steps=steps)
+    return {name: min(runs, key=lambda step: step.seconds) for name, runs in told.items()}
 
 
-def measure(wraps, link=LINK, steps=4, world=2):
-    """For each wrapper its fastest step: (seconds of the slowest rank, each rank's backward, recordings)."""
-    ranks, best = run_ranks(timed, world, wraps, steps, link=link).values, {}
-    for name in wraps:
-        turns = [tuple(zip(*turn)) for turn in zip(*(rank[name] for rank in ranks))]
-        seconds, backwards, recordings = min(turns, key=lambda turn: max(turn[0]))
-        best[name] = max(seconds), backwards, list(recordings)
-    return best
-
-
-plain = measure({"alone": (Alone, {}), "after backward": (AfterBackward, {})})
-for name, (seconds, ((begin, end), _), _) in plain.items():
-    print(f"{name:<15} {1000 * seconds:4.0f} ms per step (simulated wire), of it backward {1000 * (end - begin):3.0f} ms on rank 0")
-step_lanes({"after backward": plain["after backward"][2]}, title="First compute, then talk")
+plain = measure({"alone": Alone, "after backward": AfterBackward})
+for name, step in plain.items():
+    begin, end = step.backward[0]
+    print(f"{name:<15} {1000 * step.seconds:4.0f} ms per step (simulated wire), of it backward {1000 * (end - begin):3.0f} ms on rank 0")
+step_lanes({"after backward": plain["after backward"].recordings}, title="First compute, then talk")
 
 # %% [markdown]
 # A large part of the picture shows ranks that wait. But look at when the gradients were ready: the last layer's was there before backward had even
@@ -488,34 +461,23 @@ exam("data_parallel.overlap", DataParallel, points=2)
 
 # %%
 tell_drift(DataParallel)
-SIZE = 600 * KB
-runs = measure({"alone": (Alone, {}), "after backward": (AfterBackward, {}), "overlapped": (DataParallel, {"bucket_bytes": SIZE})}, steps=4)
-for name, (seconds, _, _) in runs.items():
-    print(f"{name:<15} {1000 * seconds:4.0f} ms per step (simulated wire)")
-count = len(runs["overlapped"][2][0].comm("all_reduce"))
-print(f"{count} all-reduces per step; you predicted {predicted_buckets}")
-step_lanes({name: runs[name][2] for name in ("after backward", "overlapped")}, title="The same step twice")
+in_buckets = partial(DataParallel, bucket_bytes=600 * KB)
+theirs = partial(nn.parallel.DistributedDataParallel, bucket_cap_mb=0.5)  # PyTorch's own; it ends a bucket with the layer that is too much
+runs = measure({"alone": Alone, "after backward": AfterBackward, "overlapped": in_buckets, "PyTorch's own": theirs})
+for name, step in runs.items():
+    print(f"{name:<15} {1000 * step.seconds:4.0f} ms per step (simulated wire), {step.messages()[0]:2} all-reduces")
+print(f"you predicted {predicted_buckets} all-reduces")
+step_lanes({name: runs[name].recordings for name in ("after backward", "overlapped")}, title="The same step twice")
 
 # %% [markdown]
-# How much of what could be hidden is hidden? The recording knows when messages were on the wire. No more of that can be hidden than there is,
-# and no more than backward lasts.
+# Two things have changed: there are fewer messages, which pay fewer latencies, and they start earlier. How much is hidden? The recording
+# knows when messages were on the wire. No more of that can be hidden than there is, and no more than backward lasts.
 
 # %%
-def hidden_share(backward, recording):
-    """(milliseconds on the wire, of backward, on the wire during backward) of one rank's step."""
-    begin, end = backward
-    spans = [(row.start_s, row.end_s) for row in recording.comm("all_reduce")]
-    wire = sum(stop - start for start, stop in spans)
-    during = sum(max(0.0, min(stop, end) - max(start, begin)) for start, stop in spans)
-    return 1000 * wire, 1000 * (end - begin), 1000 * during
-
-
 for name in ("after backward", "overlapped"):
-    _, backwards, recordings = runs[name]
-    last = max(range(2), key=lambda rank: recordings[rank].clock_s + backwards[rank][1])  # a message waits for the later rank
-    wire, backward, during = hidden_share(backwards[last], recordings[last])
-    print(f"{name}: {wire:.0f} ms on the wire, backward {backward:.0f} ms on rank {last}, which ends it last; "
-          f"hidden {during:.0f} ms, {during / min(wire, backward):.0%} of what could be (simulated wire)")
+    wire, backward, during = runs[name].hidden()  # of the rank that ends backward last: messages wait for it
+    print(f"{name}: {1000 * wire:.0f} ms on the wire, backward {1000 * backward:.0f} ms; hidden {1000 * during:.0f} ms, "
+          f"{during / min(wire, backward):.0%} of what could be (simulated wire)")
 
 # %% [markdown]
 # The last bucket can never be hidden: backward is over when its gradients are there. Small buckets make that rest short, and each costs latencies.
@@ -524,13 +486,13 @@ for name in ("after backward", "overlapped"):
 # %%
 SIZES, RATES = [60 * KB, 600 * KB, 4 * MB], [20, 80, 320]
 swept = {
-    rate: measure({size: (DataParallel, {"bucket_bytes": size}) for size in SIZES}, Link(rate * 1e6, 2e-3), steps=1) for rate in RATES
+    rate: measure({size: partial(DataParallel, bucket_bytes=size) for size in SIZES}, Link(rate * 1e6, 2e-3), steps=1) for rate in RATES
 }
 
 
 def one_step(bucket_KB, MB_per_s):
-    seconds, _, recordings = swept[MB_per_s][bucket_KB * KB]
-    return step_lanes({f"{1000 * seconds:.0f} ms per step": recordings}, title=f"Buckets of {bucket_KB} KB")
+    step = swept[MB_per_s][bucket_KB * KB]
+    return step_lanes({f"{1000 * step.seconds:.0f} ms per step": step.recordings}, title=f"Buckets of {bucket_KB} KB")
 
 
 explore(
@@ -707,15 +669,15 @@ exam("data_parallel.priority", Prioritized, points=1)
 # sent, then what is held, then wait for all.</details>
 
 # %%
-SLOW = Link(15e6, 0.5e-3)
-ordered = measure({"as they come": (DataParallel, {"bucket_bytes": SIZE}),
-                   "needed first": (Prioritized, {"bucket_bytes": SIZE, "ahead": 2})}, SLOW, steps=2)  # fmt: skip
-for name, (_, _, recordings) in ordered.items():
-    rows = recordings[0].comm("all_reduce")
+ordered = measure(
+    {"as they come": in_buckets, "needed first": partial(Prioritized, bucket_bytes=600 * KB, ahead=2)}, Link(15e6, 0.5e-3), steps=2
+)
+for name, step in ordered.items():
+    rows = step.recordings[0].comm("all_reduce")
     first = rows[-1] if name == "as they come" else rows[2]  # the first layers' bucket
     print(f"{name}: the first layers' gradients are there {1000 * (first.end_s - rows[0].start_s):.0f} ms after the first message "
           f"began, the last message {1000 * (rows[-1].end_s - rows[0].start_s):.0f} (simulated wire)")
-step_lanes({name: run[2] for name, run in ordered.items()}, title="A slow wire: which bucket comes when")
+step_lanes({name: step.recordings for name, step in ordered.items()}, title="A slow wire: which bucket comes when")
 
 # %% [markdown]
 # The step takes as long as before, because `finish()` waits for everything. What you have gained is room: an optimizer that updates layer by layer, and a
@@ -765,9 +727,9 @@ def on_cards(wraps, steps=10):
     """Best seconds per step of each wrapper, on one card per rank."""
     torch.cuda.set_device(dist.get_rank())
     model_rows, width, best = 8192, 4096, {}
-    for name, (wrap, options) in wraps.items():
+    for name, wrap in wraps.items():
         model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(width, width), nn.ReLU())]).cuda()
-        replica, optimizer = wrap(model, **options), torch.optim.SGD(model.parameters(), lr=0.01)
+        replica, optimizer = wrap(model), torch.optim.SGD(model.parameters(), lr=0.01)
         x = torch.randn(model_rows, width, device="cuda")
         for _ in range(steps):
             optimizer.zero_grad()
@@ -784,7 +746,7 @@ def on_cards(wraps, steps=10):
 cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
 if cards >= 2:
     world = min(cards, 8)
-    wraps = {"alone": (Alone, {}), "after backward": (AfterBackward, {}), "overlapped": (DataParallel, {"bucket_bytes": 25 * MB})}
+    wraps = {"alone": Alone, "after backward": AfterBackward, "overlapped": partial(DataParallel, bucket_bytes=25 * MB)}
     values = run_ranks(on_cards, world, wraps, timeout=120).values
     for name in wraps:
         seconds, rows, flops = max(value[0][name] for value in values), values[0][1], values[0][2]

@@ -487,6 +487,18 @@ class AgreesFirst(Views):
 right("a message of agreement in the first step", check=OVERLAP)(AgreesFirst)
 
 
+class BuffersToo(Views):
+    """Sends rank 0's buffers before every forward, as PyTorch's does."""
+
+    def forward(self, *args, **kwargs):
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, 0)
+        return super().forward(*args, **kwargs)
+
+
+right("buffers before every forward", check=OVERLAP)(BuffersToo)
+
+
 class Unhooked(Views):
     """no_sync takes its hooks down and puts them back."""
 

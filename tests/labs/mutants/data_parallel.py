@@ -654,7 +654,7 @@ overlap("one message per parameter", "buckets", "too-many", flawed("one per para
 overlap("one bucket for all", "overlap", "late", flawed("one bucket"))
 overlap("buckets in the order of forward", "overlap", "late", flawed("forward order"))
 overlap("AR-19: a large parameter is lost", MODULES, "local", flawed("large lost"))
-overlap("padded to twice the size", "bytes", "bytes-more", flawed("padded"))
+overlap("padded to twice the size", "buckets", "bytes-more", flawed("padded"))
 overlap("in bfloat16", STEPS, "precision", flawed("rounded"))
 overlap("other bits on each rank", "same bits", "bits", flawed("own noise"))
 overlap("frozen parameters are sent", MODULES, "frozen", flawed("frozen sent"))
@@ -880,7 +880,12 @@ class ByCount(Stranger):
     """Four parameters to a bucket, whatever bucket_bytes says."""
 
     def lay_out(self, params, bucket_bytes):
-        return [params[at : at + 4] for at in range(0, len(params), 4)]
+        buckets = [[]]
+        for p in params:
+            if len(buckets[-1]) == 4 or buckets[-1] and buckets[-1][0].dtype != p.dtype:
+                buckets.append([])
+            buckets[-1].append(p)
+        return buckets
 
 
 class Unlucky(Stranger):
@@ -948,11 +953,11 @@ class NoSyncKeepsZero(Stranger):
 
 
 overlap("the last parameter's hook speaks for the bucket", MODULES, "missing", LastHookOnly)
-overlap("a closure that speaks of the last bucket", STEPS, "missing", LateBinding)
+overlap("a closure that speaks of the last bucket", "overlap", "late", LateBinding)
 overlap("buckets are added to and never emptied", STEPS, "later-steps", AddsUp)
 overlap("what an unused parameter left in its bucket before", MODULES, "later-steps", Leftovers)
 overlap("hooks registered anew for each forward", STEPS, "later-steps", HooksPileUp)
-overlap("four parameters to a bucket", MODULES, "too-many", ByCount)
+overlap("four parameters to a bucket", MODULES, "too-few", ByCount)
 overlap("sent with the first gradient of a bucket", STEPS, "missing", Unlucky)
 priority("the most urgent ones from hooks", "priority", "ahead-order", FirstLayersFirst)
 priority("ahead counts parameters", ELSE, "ahead", AheadOfParameters)
