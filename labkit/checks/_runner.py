@@ -95,6 +95,20 @@ def _lines_of(frames: Sequence[dict[str, Any]]) -> str:
     return "\n".join(told)
 
 
+def _stood(bad: Sequence[tuple[int, Report]]) -> str:
+    """What is said of all ranks that stood still, and every rank's stack; those that stand in the same lines together."""
+    said, stacks = "", {}
+    for rank, report in bad:
+        before, where, stack = report.detail.strip().partition(f"rank {rank} stood at, ")
+        said = said or before.strip()
+        stacks.setdefault(stack if where else None, []).append(rank)
+    lines = [said]
+    for stack, ranks in stacks.items():
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+        lines.append(f"{who} stood at, {stack}" if stack else f"{who} did not say where")
+    return "\n".join(lines)
+
+
 def _problem(check: Check, case: Case, reply: dict[str, Any]) -> _Problem:
     error = reply["error"]
     kind, message, lines = error["type"], error["message"], _lines_of(error["frames"])
@@ -123,7 +137,8 @@ def _read(check: Check, case: Case, reports: Sequence[Report], nonce: str) -> Ob
         first = (report.detail.strip().splitlines() or ["ended without an answer"])[0]
         ended = {"type": report.status, "message": report.output[-4000:], "frames": []}
         hint = check.on_error(ended) if check.on_error and report.status == "exit" else None
-        return _Problem(status, first[:160], f"With {case.name}: {report.detail.strip() or first}", hint)
+        told = _stood(bad) if status in ("deadlock", "timeout") else report.detail.strip()
+        return _Problem(status, first[:160], f"With {case.name}: {told or first}", hint)
     if problems:  # a rank that raised is why the others wait for it
         return next((one for one in problems if one.status == "flagged"), problems[0])
     observations = [one for one in told if isinstance(one, Observation)]

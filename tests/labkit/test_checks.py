@@ -215,6 +215,19 @@ def test_deadlock_is_seen() -> None:
     assert "recv" in verdict.detail and "in waits" in verdict.detail and "labkit/checks" not in verdict.detail
 
 
+def test_a_deadlock_shows_every_rank_s_stack() -> None:
+    def all_wait(x: torch.Tensor) -> None:
+        if dist.get_rank() == 0:
+            dist.recv(x, dist.get_world_size() - 1)
+        else:
+            dist.recv(x, dist.get_rank() - 1)
+
+    detail = judge(all_wait, RANKS).detail
+    for rank in (0, 1):
+        assert f"rank {rank} waits in recv" in detail
+    assert detail.count("most recent call first") == 2 and detail.count(" in all_wait") == 2  # two different lines
+
+
 def test_a_rank_that_raises_is_told_before_those_that_wait_for_it() -> None:
     def raises(x: torch.Tensor) -> None:
         if dist.get_rank() == 1:
