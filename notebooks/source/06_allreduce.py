@@ -17,11 +17,11 @@
 # ## Recap: ranks in five lines
 #
 # 1. Several **processes** run the same function. They share no memory: what one knows, another learns only from a message.
-# 2. Each has a number, its **rank**, from 0 to W - 1. `dist.get_rank()` tells it, `dist.get_world_size()` tells W.
-# 3. `dist.send(x, 2)` sends the tensor x to rank 2. `dist.recv(y, 0)` fills y with what rank 0 sends; y has the right size and dtype
-#    already. Both must be contiguous: one stretch of memory.
+# 2. Each has a number, its **rank**, from 0 to W - 1: `dist.get_rank()`. W is `dist.get_world_size()`.
+# 3. `dist.send(x, 2)` sends the tensor x to rank 2. `dist.recv(y, 0)` fills y, which has the right size and dtype already, with what rank 0
+#    sends. Both tensors are contiguous: one stretch of memory.
 # 4. Both return when their message is done. `dist.isend` and `dist.irecv` return at once, with an object whose `wait()` returns then.
-# 5. Messages from one rank to another arrive in the order of sending. One that is longer than the tensor it is received into ends the process.
+# 5. Messages from one rank to another arrive in order. One that is longer than the tensor it is received into ends the process.
 
 # %%
 import time
@@ -214,9 +214,9 @@ naive_live = run_ranks(once, 4, naive_all_reduce, big, link=SLOW, live="Through 
 # Give every rank a share of the adding. Cut the tensor into W **chunks**, and put the ranks in a ring: each sends to one neighbour and receives
 # from the other.
 #
-# In a step, every rank sends one chunk on, and adds the chunk that arrives to its own of the same number. In the next step it sends on what
-# it has just added to. So all chunks travel at once, and each collects one rank's numbers at every stop. After W - 1 steps every
-# rank holds one chunk that all have added to. That is a **reduce-scatter**.
+# In a step, every rank sends one chunk, and adds the chunk that arrives to its own of the same number. In the next step it sends on what it
+# has just added to. So all chunks travel at once, and each collects one rank's numbers at every stop. After W - 1 steps every rank
+# holds one finished chunk. That is a **reduce-scatter**.
 
 # %% [markdown]
 # **Predict first.** 4 ranks, a tensor of S bytes, 4 equal chunks: how many times S does each rank send until it holds its finished chunk?
@@ -275,8 +275,8 @@ exam("allreduce.reduce-scatter", ring_reduce_scatter, points=2)
 # chunk r - s - 1; wait for the send. All numbers modulo W. Which chunk got the last addition?</details>
 
 # %% [markdown]
-# Look at it. The chunks below have four different sizes, so every message that was recorded tells by its bytes which chunk it carried. A cell's
-# number says how many ranks' values are in that chunk. What has just arrived is framed.
+# Look at it. The four chunks differ in size, so each recorded message tells by its bytes which one it carried. A cell's number says how many
+# ranks' values are in that chunk. What has just arrived is framed.
 
 # %%
 LENGTHS = [256, 512, 768, 1024]  # floats: 1 to 4 KiB
@@ -496,13 +496,13 @@ print(f"mean of four times 20000 in float16: summed, then divided {run_ranks(lar
 #
 # *difficulty 3 of 5 · importance 4 of 5 · 15 to 20 minutes · 3 points · any machine*
 #
-# You can know before you run. In the **alpha-beta model** a message of n bytes takes alpha + beta n: a latency, and the bytes over the
-# bandwidth. An all-reduce takes as long as the messages that have to follow one another.
+# In the **alpha-beta model** a message of n bytes takes alpha + beta n: a latency, and the bytes over the bandwidth. An all-reduce takes as
+# long as the messages that have to follow one another.
 #
 # - *Through rank 0*: it receives W - 1 tensors one after the other, then sends as many.
 # - *Ring*: all ranks send at once; the steps follow one another, each with a W-th of the tensor.
-# - *Tree*: ranks meet in pairs; one of each pair passes its whole tensor to the other, and is out. With 5 to 8 ranks that is three rounds,
-#   each as long as a message. The sum goes back the same way.
+# - *Tree*: ranks meet in pairs; one of each pair passes its whole tensor to the other, and is out. With 5 to 8 ranks that is three rounds.
+#   The sum goes back the same way.
 
 # %% [markdown]
 # **Predict first.** 4 KB and 256 KB on 8 ranks, on the wire above: which of the three is fastest for each?
@@ -628,31 +628,35 @@ for name, function in {"naive": naive_all_reduce, "ring": ring_all_reduce, "tree
 # C++, and cut finer, so that one piece is added while the next one travels.
 
 # %%
-def against_library(nbytes):
-    """Best seconds of three, in turns."""
-    x, best = torch.zeros(nbytes // 4), {}
-    for _ in range(3):
-        for name, function in {"yours": ring_all_reduce, "gloo's": dist.all_reduce}.items():
+def against_library(nbytes, on_cards=False):
+    """On every rank: best seconds of five, in turns, of your ring and the library's."""
+    if on_cards:
+        torch.cuda.set_device(dist.get_rank())
+    x, best = torch.zeros(nbytes // 4, device="cuda" if on_cards else "cpu"), {}
+    done = torch.cuda.synchronize if on_cards else lambda: None
+    for _ in range(5):
+        for name, function in {"yours": ring_all_reduce, "the library's": dist.all_reduce}.items():
             dist.barrier()
+            done()
             started = time.perf_counter()
             function(x)
+            done()
             best[name] = min(best.get(name, 1e9), time.perf_counter() - started)
     return best
 
 
 for nbytes in (1 * MB, 4 * MB, 16 * MB):
     values = run_ranks(against_library, 2, nbytes).values
-    yours, gloos = (max(value[name] for value in values) for name in ("yours", "gloo's"))
+    yours, gloos = (max(value[name] for value in values) for name in values[0])
     print(f"2 ranks, {nbytes // MB:2d} MB: yours {1000 * yours:6.1f} ms, gloo's {1000 * gloos:6.1f} ms ({yours / gloos:.2f} times)")
 
 # %% [markdown]
 # ## Reflection
 #
-# You are to train 1.5 billion parameters with 16-bit gradients on 64 workers, each behind a wire of 10 GB/s and 20 microseconds. In four to eight
+# You train 1.5 billion parameters with 16-bit gradients on 64 workers, each behind a wire of 10 GB/s and 20 microseconds. In four to eight
 # sentences: (a) What does each worker send per step, and how does what you measured in *"2 bytes per parameter"* support that? (b) How long
-# does one all-reduce take through rank 0 and by the ring, by your `predict_time`, and how well did that agree with a time that you
-# measured? (c) A colleague sums each of 400 layers' gradients by its own all-reduce. For a layer with 2,000 parameters, which algorithm do you
-# advise, and what else could be done?
+# does an all-reduce take through rank 0 and by the ring, by your `predict_time`, and how well did that agree with a time that you measured?
+# (c) A colleague sums 400 layers' gradients one by one. For a layer with 2,000 parameters, which algorithm do you advise, and what else?
 #
 # *A person grades this: 2 points for all three with your own numbers and reasons, 1 for two of them, 0 for general statements.*
 
@@ -686,30 +690,15 @@ for nbytes in (1 * MB, 4 * MB, 16 * MB):
 # second: 2(W - 1)/W of the tensor over the time.
 
 # %%
-def on_cards(nbytes):
-    """Best seconds of five: your ring and NCCL's, on one card per rank."""
-    torch.cuda.set_device(dist.get_rank())
-    x, best = torch.zeros(nbytes // 4, device="cuda"), {}
-    for _ in range(5):
-        for name, function in {"yours": ring_all_reduce, "NCCL's": dist.all_reduce}.items():
-            dist.barrier()
-            torch.cuda.synchronize()
-            started = time.perf_counter()
-            function(x)
-            torch.cuda.synchronize()
-            best[name] = min(best.get(name, 1e9), time.perf_counter() - started)
-    return best
-
-
 cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
 if cards >= 2:
     world = min(cards, 8)
     try:
-        values = run_ranks(on_cards, world, 256 * MB).values
+        values = run_ranks(against_library, world, 256 * MB, on_cards=True).values
     except (DeadlockError, RankTimeout):
         print("yours stands still on cards: NCCL wants a rank's send and receive in one batch_isend_irecv")
         values = []
-    for name in ("yours", "NCCL's") if values else ():
+    for name in values[0] if values else ():
         seconds = max(value[name] for value in values)
         print(f"{world} x {torch.cuda.get_device_name()}, torch {torch.__version__}, 256 MB, {name}: {1000 * seconds:.2f} ms, "
               f"bus bandwidth {2 * (world - 1) / world * 256e6 / seconds / 1e9:.1f} GB/s")
