@@ -7,7 +7,8 @@
 
 What ZeroMQ promises and what not (The ZeroMQ Guide, chapters 1 and 4): messages of one sender arrive whole, once and in order; a send
 returns before its message has arrived. Mail for a rank that is killed is lost with it, unless it comes back before the
-sender notices; nothing tells the sender. A rank that was restarted has a new address, and mail goes there from then on.
+sender notices; nothing tells the sender. A rank that was restarted has a new address, and mail goes there from then on. Of a
+mailbox that was closed with last words, whoever writes to it later finds those in its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import tempfile
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -31,6 +33,7 @@ except ImportError:  # pyzmq comes with Jupyter; the core does without
 
 _GROUP = page.group_key("endpoint")
 _LOOK_S = 0.005
+_CLOSED = b"closed\n"  # begins the address card of a mailbox that was closed with last words
 _PATH_BYTES = 100  # what the system allows as the name of a local socket
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
@@ -70,29 +73,38 @@ class Endpoint:
         self._inbox.set(zmq.RCVHWM, 0)
         self._outboxes: dict[int, tuple[tuple, zmq.Socket]] = {}  # rank -> (its address card's identity, socket)
         self._got = 0
+        self._last_words: deque[Message] = deque()  # found at closed mailboxes
         path = here.scratch(f"mail-{self.rank}-{self.life}")
         if transport == "ipc" and len(os.fsencode(path)) < _PATH_BYTES:
             self.address = f"ipc://{path}"
             self._inbox.bind(self.address)
         else:
             self.address = f"tcp://127.0.0.1:{self._inbox.bind_to_random_port('tcp://127.0.0.1')}"
-        card = here.scratch(f"address-{self.rank}")
-        with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(card), delete=False) as file:
-            file.write(self.address)
-        os.replace(file.name, card)  # whole at once, for whoever looks
+        self._put_up(self.address.encode())
+
+    def _put_up(self, card: bytes) -> None:
+        """What others find who look for this rank: whole at once."""
+        path = here.scratch(f"address-{self.rank}")
+        with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as file:
+            file.write(card)
+        os.replace(file.name, path)
 
     def send(self, to: int, data: bytes = b"", tensors: dict[str, torch.Tensor] | None = None, timeout_s: float = 10.0) -> int:
         """Send bytes and tensors (any shape and dtype, copied to the CPU) to rank `to`; the bytes that go out.
 
-        Returns at once once `to` has opened its endpoint, for which it waits up to `timeout_s`. Raises EndpointError when that
-        never happened, TypeError or ValueError for what cannot be sent.
+        Returns at once once `to` has opened its endpoint, for which it waits up to `timeout_s`; 0 bytes go to one that was closed
+        with last words. Raises EndpointError when none was ever opened, TypeError or ValueError for what cannot be sent.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(f"data is bytes, not {type(data).__name__}")
         start = time.perf_counter()
         here.reached("send")
         frames = _pack(self.rank, self.life, bytes(data), tensors or {})
-        self._outbox(to, timeout_s).send_multipart(frames)
+        outbox = self._outbox(to, timeout_s)
+        if isinstance(outbox, bytes):
+            self._last_words.append(Message(to, 0, outbox, bytes=len(outbox)))
+            return 0
+        outbox.send_multipart(frames)
         if self._writer is not None:
             self._writer.post(page.SEND, _GROUP, to, 0)
         size = sum(len(frame) for frame in frames)
@@ -106,9 +118,9 @@ class Endpoint:
         """
         start = time.perf_counter()
         here.reached("recv")
-        if not self._arrives(timeout_s):
+        if not self._arrives(timeout_s if not self._last_words else 0.0):
             note_message("wait", start)
-            return None
+            return self._last_words.popleft() if self._last_words else None
         message = _unpack(self._inbox.recv_multipart())
         self._got += 1
         if self._writer is not None:
@@ -120,7 +132,7 @@ class Endpoint:
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         """Whether a message is there, now or within `timeout_s` seconds."""
-        return bool(self._inbox.poll(max(0, round(timeout_s * 1000))))
+        return bool(self._last_words) or bool(self._inbox.poll(max(0, round(timeout_s * 1000))))
 
     def _arrives(self, timeout_s: float | None) -> bool:
         if timeout_s is not None or self._writer is None:
@@ -131,7 +143,8 @@ class Endpoint:
         finally:
             self._writer.end_wait(at)
 
-    def _outbox(self, to: int, timeout_s: float) -> zmq.Socket:
+    def _outbox(self, to: int, timeout_s: float) -> zmq.Socket | bytes:
+        """The way to a rank, or the last words of its mailbox."""
         if isinstance(to, bool) or not isinstance(to, int) or not 0 <= to < self.world_size:
             raise ValueError(f"there is no rank {to!r} among {self.world_size}")
         card = here.scratch(f"address-{to}")
@@ -149,15 +162,24 @@ class Endpoint:
             return known[1]
         if known is not None:  # it lives again, elsewhere
             known[1].close(linger=0)
+        with open(card, "rb") as file:
+            address = file.read()
+        if address.startswith(_CLOSED):
+            self._outboxes.pop(to, None)
+            return address.removeprefix(_CLOSED)
         socket = self._context.socket(zmq.PUSH)
         socket.set(zmq.SNDHWM, 0)
-        with open(card) as file:
-            socket.connect(file.read())
+        socket.connect(address.decode())
         self._outboxes[to] = identity, socket
         return socket
 
-    def close(self, linger_s: float = 1.0) -> None:
-        """Close the mailbox; what was sent has up to `linger_s` seconds to leave."""
+    def close(self, linger_s: float = 1.0, last_words: bytes | None = None) -> None:
+        """Close the mailbox; what was sent has up to `linger_s` seconds to leave.
+
+        last_words : whoever sends something here from now on, in whichever life, receives these bytes as the answer
+        """
+        if last_words is not None:
+            self._put_up(_CLOSED + last_words)
         for _, socket in self._outboxes.values():
             socket.close(linger=round(linger_s * 1000))
         self._outboxes.clear()

@@ -98,3 +98,34 @@ def no_endpoint_at_one():
         time.sleep(1.0)
         return None
     return sends_to_nobody()
+
+
+def asks_after_the_end():
+    box = Endpoint()
+    if box.rank == 0:
+        assert box.recv(timeout_s=10).data == b"begin"
+        box.send(1, b"mail")
+        box.close(last_words=b"the end")
+        return None
+    box.send(0, b"begin")
+    heard = [box.recv().data]
+    while box.send(0, b"more") > 0:  # until it has closed; what is sent before that is lost
+        time.sleep(0.01)
+    box.send(0, b"more")
+    heard += [box.recv().data, box.poll(), box.recv().data, box.poll(), box.recv(timeout_s=0.01)]
+    box.close()
+    return heard
+
+
+def only_the_end():
+    box = Endpoint()
+    if box.rank == 0:
+        box.close(last_words=b"the end")
+        return None
+    while box.send(0, b"anyone?") > 0:
+        time.sleep(0.01)
+    message = box.recv()
+    box.send(0, b"again")
+    box.send(0, b"and again")
+    box.send(0, b"and again")
+    return box.life, message.data

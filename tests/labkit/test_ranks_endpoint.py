@@ -59,6 +59,13 @@ def test_a_rank_without_endpoint_is_named():
     assert run_ranks(programs.no_endpoint_at_one, 2, group=False).values[0] == "rank 1 has opened no endpoint within 0.2 s"
 
 
+def test_who_asks_after_the_end_hears_the_last_words_also_in_its_next_life():
+    result = run_ranks(programs.asks_after_the_end, 2, group=False)
+    assert result.values[1] == [b"mail", b"the end", True, b"the end", False, None]
+    plan = [faults.restart(1, "send", 4)]
+    assert run_ranks(programs.only_the_end, 2, group=False, faults=plan).values[1] == (1, b"the end")
+
+
 def test_what_no_endpoint_sent_is_refused():
     good = endpoint._pack(1, 0, b"x", {"a": torch.ones(2)})
     assert endpoint._unpack([bytes(frame) for frame in good]).tensors["a"].tolist() == [1.0, 1.0]
