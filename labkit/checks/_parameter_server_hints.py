@@ -15,6 +15,7 @@ HINTS = {
     "aliased-later": "A worker's copy changed after it was pulled. Whose memory did it get?",
     "aliased-start": "The tensors that the store was made of changed with its steps, or it with them. Who owns the memory?",
     "aliased-gradient": "A gradient that a worker sent was written to. Into which tensor do you add up?",
+    "kept-gradient": "A gradient was still read after the call that it was given to. What may its worker have written there by then?",
     "names": "A pull does not hold the names and shapes that the store was made of. What does a worker expect to find?",
     "graph": "What a worker pulls still knows how it was made. Does anyone want to backpropagate through a server?",
     # rules of a server
@@ -38,6 +39,7 @@ HINTS = {
     "death-stuck": "Someone died. Who still waits for it, and who tells them?",
     "return": "A worker that was dead asks for parameters. What does it have to wait for?",
     "return-clock": "Which clock should a newcomer get, so that nobody waits for it and it is not ahead of anyone who works?",
+    "news-twice": "What do you do with news that you have heard already?",
     "clock": "Which of its own pushes does a worker compute next? Which number do you tell it?",
     "staleness": "How many updates happened between reading and writing? Which two versions tell?",
     "staleness-missing": "What does your server note when it applies a push, and under which name?",
@@ -48,6 +50,7 @@ HINTS = {
     "never-whole": "All layers of this push have arrived, and nobody got it. How do you know that it is whole?",
     "lives": "Half of this came from a worker that died, half from its next life. Were both computed with the same parameters?",
     "old-life": "A message of an earlier life came late. What may it do to what the new life has sent?",
+    "old-layer": "A layer of an older push came in between. What may it do to what the newer one has gathered?",
     "confused": "These layers belong to different workers, or to different clocks. By what do you file what arrives?",
     "again-whole": "A layer arrived twice. How often is its push whole?",
     "hoards": "A half push whose worker is long gone on, or dead, is still in memory. Who will ever ask for it?",
@@ -57,10 +60,12 @@ HINTS = {
     "not-loaded": "Which parameters was this gradient computed with, and which were in the last answer?",
     "own-steps": "Which version did this gradient see? Who, besides the server, moves the worker's parameters?",
     "accumulates": "This gradient holds an earlier one. What was in `.grad` when backward began?",
+    "velocity": "This gradient holds a part of an earlier one. Where does velocity live?",
     "wrong-clock": "Who knows which batch is next: the worker, or the server, which has seen what arrived?",
     "deadline": "How long is forever in a test?",
     "ask-again": "The answer got lost. What does the worker do that would bring another?",
     "old-answer": "Two answers lay in the mailbox. Which of them is news?",
+    "named-again": "The server names a batch that this worker has done already. What may have become of that push?",
     "after-backward": "Layer 3's gradient is ready before layer 2's. When does yours leave?",
     "one-message": "How many messages is a push with one message per layer?",
     "twice-sent": "A layer of this push left twice. Which of your hooks is still there from before?",
@@ -77,6 +82,8 @@ def on_error(error: dict[str, Any]) -> str | None:
     kind, message = error["type"], error["message"]
     if kind == "ValueError" and "min()" in message or "empty sequence" in message:
         return "death-stuck"
+    if kind in ("KeyError", "ValueError") and "in death" in error.get("traceback", ""):
+        return "news-twice"
     if kind == "KeyError" and message.strip("'").isdigit():
         return "return"
     if kind == "AttributeError" and "'NoneType' object has no attribute 'detach'" in message:

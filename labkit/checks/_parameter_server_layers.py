@@ -105,6 +105,8 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
             right = files.step(number, *arrival)
             fault = _fault(kind, arrival, right, got)
             if fault:
+                if right is not None and got is None and _older_between(run, min(right.values()), number):
+                    fault = fault[0], "old-layer"
                 before = _words(run[max(0, number - 7) : number + 1])
                 return [Finding(kind, False, wanted, f"arrival {number + 1}: {fault[0]}", fault[1], before)]
             pushes += right is not None
@@ -134,6 +136,12 @@ def _fault(kind: str, arrival: list, right: dict | None, got: dict | None) -> tu
     if right is None:
         return "a push is returned again", "again-whole" if kind != LIVES else "old-life"
     return None
+
+
+def _older_between(run: list[list], first: int, last: int) -> bool:
+    """Did a layer of an older push of the same worker come after the first one of this push?"""
+    worker, *newest = run[last][:3]
+    return any(one[0] == worker and one[1:3] < newest for one in run[first:last])
 
 
 def _words(arrivals: list[list]) -> str:

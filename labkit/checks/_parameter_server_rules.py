@@ -28,11 +28,15 @@ def _sync_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     odd = [(5, 5)] if strict else []
     waits = {"workers": 3, "need": 3, "clocks": 4, "script": [
         ["pull", 0], ["pull", 1], ["pull", 2], ["push", 0, 0], ["pull", 0], ["push", 1, 0], ["pull", 1], ["death", 2],
-        ["push", 0, 1], ["pull", 0], ["pull", 2], ["push", 1, 1], ["pull", 1], ["push", 2, 1], ["pull", 2],
+        ["death", 2], ["push", 0, 1], ["pull", 0], ["pull", 2], ["push", 1, 1], ["pull", 1], ["push", 2, 1], ["pull", 2],
     ]}  # fmt: skip
     gone = {"workers": 3, "need": 3, "clocks": 4, "script": [
         ["pull", 0], ["pull", 1], ["pull", 2], ["push", 2, 0], ["death", 2], ["push", 0, 0], ["pull", 0], ["pull", 2], ["push", 1, 0],
         ["pull", 1], ["push", 1, 1], ["death", 1], ["push", 2, 1], ["push", 0, 1], ["pull", 0], ["pull", 2], ["pull", 1],
+    ]}  # fmt: skip
+    echo = {"workers": 3, "need": 3, "clocks": 4, "script": [
+        ["pull", 0], ["pull", 1], ["pull", 2], ["push", 0, 0], ["death", 2], ["push", 2, 0], ["push", 1, 0], ["pull", 0], ["pull", 1],
+        ["push", 0, 1], ["pull", 0], ["push", 1, 1], ["pull", 1],
     ]}  # fmt: skip
     late = {"workers": 4, "need": 3, "clocks": 4, "script": [
         ["pull", 0], ["pull", 1], ["pull", 2], ["pull", 3], ["push", 0, 0], ["push", 1, 0], ["push", 2, 0], ["pull", 0], ["push", 3, 0],
@@ -43,7 +47,7 @@ def _sync_cases(generator: torch.Generator, strict: bool) -> list[Case]:
         Case(EVERYONE, {"kind": EVERYONE, "runs": runs([(3, 3), (1, 1), (4, 4), *odd])}),
         Case(TWICE, {"kind": TWICE, "runs": runs([(3, 3), (2, 2), *odd], again=0.35)}, covers=(TWICE,)),
         Case(BACKUP, {"kind": BACKUP, "runs": [late, *runs([(4, 3), (4, 2)], late=True, again=0.1)]}, covers=(BACKUP,)),
-        Case(DEATHS, {"kind": DEATHS, "runs": [waits, gone, *runs([(3, 3), (4, 3), *odd], deaths=0.12)]}, covers=(DEATHS,)),
+        Case(DEATHS, {"kind": DEATHS, "runs": [waits, gone, echo, *runs([(3, 3), (4, 3), *odd], deaths=0.12)]}, covers=(DEATHS,)),
     ]
 
 
@@ -71,7 +75,7 @@ def _bounded_cases(generator: torch.Generator, strict: bool) -> list[Case]:
              covers=(BOUND,)),
         Case(DEATHS, {"kind": DEATHS, "runs": [back, *([alone] if strict else []), *runs([(3, 1), (4, 2), *odd], deaths=0.1)]},
              covers=(DEATHS,)),
-        Case(DELAY, {"kind": DELAY, "runs": runs([(3, None), (4, None)])}, covers=(DELAY,)),
+        Case(DELAY, {"kind": DELAY, "runs": [*runs([(3, None), (4, 1)]), *runs([(3, None)], again=0.3)]}, covers=(DELAY,)),
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from labkit.checks._parameter_server_hints import HINTS, on_error
 STEPS, MEAN, OWN, VERSION = "one step", "mean", "own memory", "version"
 SHAPES = {"b.weight": (3, 5), "a.bias": (7,), "scale": ()}
 RATE, MOMENTUM, DECAY = 0.25, 0.75, 0.05
+_SCRIBBLE = 1e4
 
 
 def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -71,7 +72,7 @@ def _probe(candidate: Any, case: Case) -> Observation:
         sent_changed |= not all(_same(a, b) for a, b in zip(gradients, sent, strict=True))
         for one in gradients:  # a worker reuses its memory
             for value in one.values():
-                value.fill_(1e3)
+                value.fill_(_SCRIBBLE)
         version, pulled = _read(store)
         versions.append(version)
         attributes.append(int(store.version) if hasattr(store, "version") else -1)
@@ -135,6 +136,8 @@ def _judge(case: Case, seen: Observation) -> list[Finding]:
         hint = next((told for mixture, told in _WHY.items() if _fits(seen, replay(case.values, mixture)) is None), "values")
         if hint == "values" and seen.values["facts"]["scribbled"] and wrong == 0:
             hint = "aliased-start"
+        elif hint == "values" and max(seen.tensors[f"{wrong}/{one}"].abs().max() for one in SHAPES) > 0.02 * _SCRIBBLE:
+            hint = "kept-gradient"
         told = f"other parameters after step {wrong}" if wrong else "other parameters before the first step"
         return [Finding(name, False, wanted, told, hint)]
     found = [Finding(name, True, wanted, f"equal after {len(case.values['counts'])} steps")]

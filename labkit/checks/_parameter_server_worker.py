@@ -3,18 +3,15 @@
 It meets a mailbox that answers from a script, so that a lost answer is lost each time, at the same moment.
 """
 
-import json
 from typing import Any
 
 import torch
-from torch import nn
 
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._parameter_server_hints import HINTS, on_error
+from labkit.checks._parameter_server_mailbox import Net, ScriptedBox, Stuck, loss_on, parameters_of
 
 GRADIENTS, CLOCK, EARLY, LOST, STOP = "gradients", "the server's clock", "layer by layer", "lost and old answers", "stop"
-PATIENCE, WIDTHS = 50, (4, 5, 3, 2)
-Reply = dict[str, int] | None
 
 
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
@@ -27,116 +24,17 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         return [[{"clock": clock, "seed": seed()} for clock in row] for row in rows]
 
     start = number(5, 30)
-    lost: list[Any] = [None, 0, 1, None, None, (1, 2), 3, None]
+    lost: list[Any] = [None, 0, 1, None, 1, None, None, (1, 2), 3, None]
     cases = [
         Case(GRADIENTS, {"kind": GRADIENTS, "answers": answers(0, 1, 2), "data": seed()}),
         Case(CLOCK, {"kind": CLOCK, "answers": answers(start, start + 1, start + number(3, 9)), "data": seed()}, covers=(CLOCK,)),
         Case(LOST, {"kind": LOST, "answers": answers(*lost), "data": seed()}, covers=(LOST,)),
     ]
     if strict:
-        more = [None, None, (4, 4), 5, None, (5, 6), None, (6, 6, 9)]
+        more = [None, None, (4, 4), 5, None, 5, (5, 6), None, (6, 6, 9)]
         cases.append(Case("more " + LOST, {"kind": LOST, "answers": answers(*more), "data": seed()}, covers=(LOST,)))
         cases.append(Case("nothing to do", {"kind": STOP, "answers": [], "data": seed()}, covers=(STOP,)))
     return cases
-
-
-class _Mark(torch.autograd.Function):
-    """Notes when backward comes by."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, number: int, log: list) -> torch.Tensor:
-        ctx.number, ctx.log = number, log
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        ctx.log.append(["backward", ctx.number])
-        return grad, None, None
-
-
-class Net(nn.Module):
-    """(batch, 4) -> (batch, 2) through three layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(WIDTHS, WIDTHS[1:], strict=False))
-
-    def forward(self, x: torch.Tensor, log: list) -> torch.Tensor:
-        for number, layer in enumerate(self.layers):
-            x = _Mark.apply(torch.tanh(layer(x)), number, log)
-        return x
-
-
-def parameters_of(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: 0.6 * torch.randn(value.shape, generator=generator) for name, value in Net().named_parameters()}
-
-
-def loss_on(model: Net, clock: int, data: int, log: list) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(data + clock)
-    x, y = torch.randn(6, WIDTHS[0], generator=generator), torch.randn(6, WIDTHS[-1], generator=generator)
-    return (model(x, log) - y).square().mean()
-
-
-class _Stuck(BaseException):
-    """Here it would wait for ever."""
-
-
-class ScriptedBox:
-    """What a worker needs of an Endpoint; the server at the other end is a list of answers."""
-
-    rank, world_size, life = 1, 2, 0
-
-    def __init__(self, answers: list[list[dict[str, int]]], log: list, gradients: list[torch.Tensor]) -> None:
-        self._answers, self._log, self._gradients = list(answers), log, gradients
-        self._mail: list[dict[str, int]] = []
-        self._silence = 0
-
-    def send(self, to: int, data: bytes = b"", tensors: dict[str, torch.Tensor] | None = None, timeout_s: float = 10.0) -> int:
-        try:
-            said = json.loads(bytes(data))
-            what, clock, layer = said["do"], int(said.get("clock", -1)), str(said.get("layer", ""))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            what, clock, layer = "nonsense", -1, ""
-        if what == "push" and layer and len(tensors or {}) == 1:
-            self._gradients.append(next(iter(tensors.values())).detach().clone())
-            self._log.append(["push", clock, layer, len(self._gradients) - 1, to])
-        elif what == "pull":
-            self._log.append(["pull", to])
-            self._mail += self._answers.pop(0) if self._answers else [{"stop": 1}]
-        else:
-            self._log.append(["nonsense", f"{what} with {len(tensors or {})} tensors" if what != "nonsense" else repr(bytes(data)[:40])])
-        if len(self._log) > 2000:
-            raise _Stuck("ask-again")
-        return len(data)
-
-    def poll(self, timeout_s: float = 0.0) -> bool:
-        self._silence += not self._mail
-        if self._silence > 20 * PATIENCE:
-            raise _Stuck("ask-again")
-        return bool(self._mail)
-
-    def recv(self, timeout_s: float | None = None) -> Any:
-        from labkit.ranks.endpoint import Message
-
-        if not self._mail:
-            self._silence += 1
-            self._log.append(["silence"])
-            if timeout_s is None:
-                raise _Stuck("deadline")
-            if self._silence > PATIENCE:
-                raise _Stuck("ask-again")
-            return None
-        self._silence = 0
-        answer = self._mail.pop(0)
-        if "stop" in answer:
-            self._log.append(["stop"])
-            return Message(0, 0, json.dumps({"stop": True}).encode())
-        self._log.append(["answer", answer["clock"], answer["seed"]])
-        return Message(0, 0, json.dumps({"clock": answer["clock"]}).encode(), parameters_of(answer["seed"]))
-
-    def close(self, linger_s: float = 1.0) -> None:
-        return None
 
 
 def _probe(candidate: Any, case: Case) -> Observation:
@@ -147,7 +45,7 @@ def _probe(candidate: Any, case: Case) -> Observation:
     box = ScriptedBox(case.values["answers"], log, gradients)
     try:
         candidate(box, model, lambda model, clock: loss_on(model, int(clock), case.values["data"], log))
-    except _Stuck as error:
+    except Stuck as error:
         stuck = str(error)
     return Observation({"log": log[:400], "stuck": stuck}, {f"g{number}": value for number, value in enumerate(gradients[:200])})
 
@@ -188,7 +86,7 @@ def _fault(case: Case, seen: Observation) -> tuple[str, str] | None:
     if not log or log[0][0] != "pull":
         return f"begins with {log[0][0] if log else 'nothing'}", "pull-first"
     answers: list[tuple[int, int]] = []
-    sent: dict[int, list[str]] = {}
+    sent: dict[int, list[str]] = {}  # number of the answer -> layers of the push that it led to
     for row in log:
         if row[0] == "answer":
             answers.append((row[1], row[2]))
@@ -197,23 +95,33 @@ def _fault(case: Case, seen: Observation) -> tuple[str, str] | None:
             if fault:
                 return fault
     names = [name for name, _ in Net().named_parameters()]
-    for clock, layers in sent.items():
+    for number, layers in sent.items():
         if set(layers) != set(names):
-            return f"clock {clock}: {len(set(layers))} of {len(names)} layers were sent", "lost-layer"
+            return f"clock {answers[number][0]}: {len(set(layers))} of {len(names)} layers were sent", "lost-layer"
     if seen.values["stuck"]:
         return _stuck_words(seen.values["stuck"]), seen.values["stuck"]
-    wanted = [row[-1]["clock"] for row in case.values["answers"] if row]
-    missing = next((clock for clock in wanted if clock not in sent), None)
-    if missing is not None:
-        return f"no push for clock {missing}", "ask-again" if kind == LOST else "never-stops" if not sent else "wrong-clock"
-    extra = next((clock for clock in sent if clock not in wanted), None)
-    return None if extra is None else (f"a push for clock {extra}, which a newer answer had overtaken", "old-answer")
+    return _count_fault(kind, [[answer["clock"] for answer in row] for row in case.values["answers"] if row], list(sent))
+
+
+def _count_fault(kind: str, rows: list[list[int]], sent: list[int]) -> tuple[str, str] | None:
+    """rows: the clocks of the answers that came for each pull; sent: the numbers of those that led to a push."""
+    clocks = [clock for row in rows for clock in row]
+    ends = [sum(map(len, rows[: number + 1])) - 1 for number in range(len(rows))]  # the last answer of each row
+    extra = next((number for number in sent if number not in ends), None)
+    if extra is not None:
+        return f"a push for clock {clocks[extra]}, by an answer that a newer one had overtaken", "old-answer"
+    missing = next((number for number in ends if number not in sent), None)
+    if missing is None:
+        return None
+    if any(clocks[number] == clocks[missing] for number in sent if number < missing):
+        return f"clock {clocks[missing]} was named again, and not pushed again", "named-again"
+    return f"no push for clock {clocks[missing]}", "ask-again" if kind == LOST else "never-stops" if not sent else "wrong-clock"
 
 
 def _stuck_words(stuck: str) -> str:
     if stuck == "deadline":
         return "waits without a limit for an answer that is lost"
-    return f"an answer is lost; after {PATIENCE} looks it has not asked again"
+    return "an answer is lost, and it does not ask again"
 
 
 def _push_fault(
@@ -223,11 +131,10 @@ def _push_fault(
     if not answers:
         return "a push before any answer", "pull-first"
     if clock != answers[-1][0]:
-        return f"a push for clock {clock}; the last answer said {answers[-1][0]}", "wrong-clock"
-    earlier = sent.setdefault(clock, [])
+        return f"a push for clock {'None' if clock == -1 else clock}; the last answer said {answers[-1][0]}", "wrong-clock"
+    earlier = sent.setdefault(len(answers) - 1, [])
     if layer in earlier:
-        newest = sum(one[0] == clock for one in answers) > 1
-        return f"{layer} of clock {clock} was sent twice", "old-answer" if newest else "twice-sent"
+        return f"{layer} of clock {clock} was sent twice", "twice-sent"
     earlier.append(layer)
     got, right = seen.tensors.get(f"g{number}"), gradients_at(answers[-1][1], clock, data)
     if got is None or layer not in right:
@@ -241,17 +148,28 @@ def _push_fault(
         before = gradients_at(answers[-2][1], answers[-2][0], data)[layer]
         if torch.allclose(got, right[layer] + before, rtol=1e-4, atol=1e-6):
             return told, "accumulates"
+        share = ((got - right[layer]) * before).sum() / before.square().sum()
+        if share.abs() > 0.01 and torch.allclose(got, right[layer] + share * before, rtol=1e-4, atol=1e-6):
+            return told, "velocity"
         if torch.allclose(got, gradients_at(answers[-2][1], clock, data)[layer], rtol=1e-4, atol=1e-6):
             return told, "not-loaded"
     if len(answers) == 1:
-        torch.manual_seed(data)
-        fresh = Net()
-        loss_on(fresh, clock, data, []).backward()
-        if torch.allclose(got, dict(fresh.named_parameters())[layer].grad, rtol=1e-4, atol=1e-6):
+        if any(torch.allclose(got, _without(left_out, answers[-1][1], clock, data)[layer], rtol=1e-4, atol=1e-6)
+               for left_out in ("", "weight", "bias")):  # fmt: skip
             return told, "not-loaded"
         if torch.allclose(got, parameters_of(answers[-1][1])[layer], rtol=1e-4, atol=1e-6) or not got.any():
             return told, "sends-what"
     return told, "own-steps" if len(answers) > 1 else "sends-what"
+
+
+def _without(left_out: str, seed: int, clock: int, data: int) -> dict[str, torch.Tensor]:
+    """Gradients of a model as new, but for what was loaded: all but the names that end with `left_out` (all of them, for "")."""
+    torch.manual_seed(data)
+    model = Net()
+    loaded = {name: value for name, value in parameters_of(seed).items() if not name.endswith(left_out)}
+    model.load_state_dict(loaded, strict=False)
+    loss_on(model, clock, data, []).backward()
+    return {name: value.grad for name, value in model.named_parameters()}
 
 
 def _early(log: list[list]) -> Finding:

@@ -39,6 +39,7 @@ from torch import nn
 from labkit import check, ranks, run_ranks
 from labkit.data import python_docs
 from labkit.figures import clock_lanes, lines
+from labkit.figures.parameter_server import spans_of
 from labkit.ranks import Endpoint, RankError, faults
 from labkit.widgets import explore
 
@@ -240,7 +241,7 @@ class SyncServer:
                     says nothing about being alive, and is no reason for an answer of its own
     death(worker) : it is gone; if it was waiting, it is not answered. What it pushed still counts
     Each returns the list of workers that are answered now (it may be empty). Anything may come
-    twice and in any order. At most one worker fewer than all is dead at a time.
+    twice and in any order. At least one worker is alive at any time.
 
     clock(worker) : the clock of the batch that this worker computes next: the number of the round
     dropped       : list of (worker, clock), each late gradient once
@@ -498,21 +499,23 @@ def serve(server, steps, finish, lease_s=None, measure=None):
                 lives[worker] = message.life
                 note("return", worker, server.clock(worker))
             if said["do"] == "push":
-                whole = layers.arrive(worker, message.life, said["clock"], said["layer"], message.tensors["gradient"])
+                whole = layers.arrive(worker, message.life, said["clock"], said["layer"], *message.tensors.values())
                 if whole is not None:
                     version = server.store.version
-                    answered += server.push(worker, said["clock"], whole)
+                    answered += server.push(worker, said["clock"], whole) or ()
                     note("push", worker, said["clock"])
                     if measure and server.store.version > version and version % 3 == 0:
                         losses.append((time.perf_counter() - begin, measure(server.store.pull()[1])))
             else:
                 note("asks", worker, server.clock(worker))
-                answered += server.pull(worker)
+                answered += server.pull(worker) or ()
+                if worker not in answered:
+                    ranks.event(f"worker {worker} waits")  # a moment at which a gate can open
         for worker, then in list(heard.items()):
             if lease_s and worker not in done and time.perf_counter() - then > lease_s:
                 del heard[worker]
                 note("death", worker, server.clock(worker))
-                answered += server.death(worker)
+                answered += server.death(worker) or ()
         for worker in answered:
             if server.clock(worker) < steps:
                 box.send(worker + 1, words(clock=server.clock(worker)), server.store.pull()[1])
@@ -521,8 +524,8 @@ def serve(server, steps, finish, lease_s=None, measure=None):
                 box.send(worker + 1, words(stop=True))
                 note("stop", worker, steps)
                 done.add(worker)
-                answered += server.death(worker)  # it leaves, and nobody waits for it; this loop sees what is added
-    box.close()
+                answered += server.death(worker) or ()  # it leaves, and nobody waits for it; this loop sees what is added
+    box.close(last_words=words(stop=True))  # for a worker that died between hearing "stop" and its end
     return {"log": log, "losses": losses, "parameters": server.store.pull()[1], "version": server.store.version,
             "dropped": getattr(server, "dropped", []), "staleness": getattr(server, "staleness", [])}
 
@@ -706,23 +709,20 @@ exam("parameter_server.bounded", BoundedServer, points=2)
 # each; return them. pull, push and death change their notes, and end with it.</details>
 
 # %% [markdown]
-# Real processes, with worker 2 held at a gate in its first batch. Without a bound it opens when worker 0 begins its tenth batch: nobody waits for who
-# stands still. With bound 2 that would never come; there it opens when worker 0 has looked into its mailbox fifteen times.
+# Real processes, with worker 2 held at a gate in its first batch. Without a bound the gate opens when worker 0 begins its tenth batch: nobody waits
+# for who stands still. With bound 2 that would never come; there it opens when both others wait.
 
 # %%
-GATES = {math.inf: faults.After(1, "batch", 10), 2: faults.After(1, "recv", 15)}
-
-
-def behind_the_gate(log):
-    """Pushes of workers 0 and 1 before worker 2's first."""
-    at = next(number for number, row in enumerate(log) if row[1:] == ("push", 2, 0))
-    return sum(row[1] == "push" for row in log[:at])
-
-
-for bound, gate in GATES.items():
+GATES = {
+    math.inf: [faults.After(1, "batch", 10)],
+    2: [faults.After(0, "worker 0 waits"), faults.After(0, "worker 1 waits")],
+}
+for bound, gates in GATES.items():
     held = run_ranks(train, 4, BoundedServer, bound, 10, 3, group=False,
-                     faults=[faults.hold(3, at="batch", until=gate)]).values[0]
-    print(f"bound {bound}: {behind_the_gate(held['log'])} pushes of the others while worker 2 is held; "
+                     faults=[faults.hold(3, at="batch", until=gate) for gate in gates]).values[0]
+    events = [row[1:] for row in held["log"]]
+    before = [what for what, _, _ in events[: events.index(("push", 2, 0))]]
+    print(f"bound {bound}: {before.count('push')} pushes of the others while worker 2 is held; "
           f"staleness up to {max(held['staleness'])}")
 print(f"you predicted {predicted_pushes} for bound 2")
 clock_lanes(held["log"], title="Bound 2, worker 2 at a gate", bound=2)
@@ -792,16 +792,11 @@ explore({"rule": list(RULES), "slower": SLOWER}, compare, start={"rule": "bound 
 
 # %%
 for name in RULES:
-    log = runs[name, 4]["log"]
-    asked, waited = {}, 0.0
-    for seconds, what, worker, _ in log:
-        if what == "asks":
-            asked.setdefault(worker, seconds)
-        elif what == "answer" and worker in asked:
-            waited += (seconds - asked.pop(worker)) * (worker < 2)
-    stale = runs[name, 4]["staleness"] or [0]
-    print(f"{name:<13} waited {waited:.2f} s, mean staleness {sum(stale) / len(stale):.1f}, "
-          f"loss {held_out_loss(runs[name, 4]['parameters']):.3f} after {runs[name, 4]['version']} steps")
+    run = runs[name, 4]
+    waits = spans_of(run["log"])[1]
+    waited = sum(end - begin for worker in (0, 1) for begin, end in waits[worker])
+    print(f"{name:<13} waited {waited:.2f} s, mean staleness {sum(run['staleness']) / max(1, len(run['staleness'])):.1f}, "
+          f"loss {held_out_loss(run['parameters']):.3f} after {run['version']} steps")
 
 # %% [markdown]
 # ## Reflection

@@ -5,7 +5,7 @@ import json
 import math
 import queue
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 
 import numpy as np
 import torch
@@ -81,6 +81,28 @@ class Snapshots:
             self.p[name].grad = sum(g[name].clone() for g in gradients) / len(gradients)
         self.optimizer.step()
         self.history.append({name: p.detach().clone() for name, p in self.p.items()})
+
+
+@right("two lists, a foreach mean, numbers counted by numpy", check=STORE)
+class Lists:
+    def __init__(self, parameters, make_optimizer):
+        self.names, self.tensors = list(parameters), [torch.empty_like(p).copy_(p.detach()) for p in parameters.values()]
+        self.optimizer = make_optimizer(self.tensors)
+        self.version = np.int64(0)
+
+    def pull(self):
+        return self.version, {name: p.clone() for name, p in zip(self.names, self.tensors, strict=True)}
+
+    def apply(self, gradients):
+        total = [torch.zeros_like(p) for p in self.tensors]
+        for one in gradients:
+            torch._foreach_add_(total, [one[name] for name in self.names])
+        torch._foreach_div_(total, len(gradients))
+        for p, grad in zip(self.tensors, total, strict=True):
+            p.grad = grad
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.version += 1
 
 
 # -- 8.2 --
@@ -181,6 +203,108 @@ class Yielding:
                     yield worker
 
 
+@right("the last clock of each worker, since its messages keep their order", check=SYNC)
+class LastClock:
+    def __init__(self, store, workers, need):
+        self.store, self.need, self.count = store, need, 0
+        self.last, self.gone, self.patient = [-1] * workers, [], []
+        self.gradients, self.dropped = [None] * workers, []
+
+    def clock(self, worker):
+        return self.count
+
+    def pull(self, worker):
+        if worker in self.gone:
+            self.gone.remove(worker)
+        if self.last[worker] < self.count:
+            return [worker]
+        self.patient.append(worker)
+        return []
+
+    def push(self, worker, clock, gradient):
+        if clock <= self.last[worker]:
+            return []
+        self.last[worker] = clock
+        if clock < self.count:
+            self.dropped.append((worker, clock))
+            return []
+        self.gradients[worker] = gradient
+        return self._end_if_enough()
+
+    def death(self, worker):
+        if worker not in self.gone:
+            self.gone.append(worker)
+        while worker in self.patient:
+            self.patient.remove(worker)
+        return self._end_if_enough()
+
+    def _end_if_enough(self):
+        here = [g for g in self.gradients if g is not None]
+        all_alive = all(g is not None or w in self.gone for w, g in enumerate(self.gradients))
+        if here and (len(here) >= self.need or all_alive):
+            self.store.apply(here)
+            self.count += 1
+            self.gradients = [None] * len(self.gradients)
+            answered, self.patient = self.patient, []
+            return answered
+        return []
+
+
+class Round:
+    def __init__(self):
+        self.gradients, self.waiting = {}, set()
+
+
+@right("an object for each round, under a lock, answers as a dict", check=SYNC)
+class OfRounds:
+    def __init__(self, store, workers, need):
+        self.store, self.need, self.rounds = store, need, [Round()]
+        self.alive, self.lock, self._dropped = dict.fromkeys(range(workers), True), threading.RLock(), {}
+
+    @property
+    def dropped(self):
+        return tuple(self._dropped)
+
+    def clock(self, worker):
+        return len(self.rounds) - 1
+
+    def pull(self, worker):
+        with self.lock:
+            self.alive[worker] = True
+            now = self.rounds[-1]
+            if worker in now.gradients:
+                now.waiting.add(worker)
+                return {}
+            return {worker: self.store.version}
+
+    def push(self, worker, clock, gradient):
+        with self.lock:
+            its = self.rounds[clock]
+            if worker in its.gradients:
+                return {}
+            if its is not self.rounds[-1]:
+                self._dropped[worker, clock] = None
+                return {}
+            its.gradients[worker] = {name: value.clone() for name, value in gradient.items()}
+            return self.close()
+
+    def death(self, worker):
+        with self.lock:
+            self.alive[worker] = False
+            self.rounds[-1].waiting -= {worker}
+            return self.close()
+
+    def close(self):
+        now = self.rounds[-1]
+        awaited = {worker for worker, alive in self.alive.items() if alive} - set(now.gradients)
+        if len(now.gradients) < self.need and (awaited or not now.gradients):
+            return {}
+        self.store.apply([*now.gradients.values()])
+        now.gradients = dict.fromkeys(now.gradients)  # who was in it; the tensors may go
+        self.rounds.append(Round())
+        return dict.fromkeys(now.waiting, self.store.version)
+
+
 # -- 8.3 --
 
 
@@ -220,6 +344,52 @@ class Slots:
         slots[self.index[name]] = gradient
         if all(slot is not None for slot in slots):
             return {name: slots[number] for name, number in self.index.items()}
+
+
+@right("a file for each worker that says what is missing", check=LAYERS)
+class Missing:
+    class File:
+        def __init__(self, key, names):
+            self.key, self.missing, self.layers = key, set(names), {}
+
+    def __init__(self, names):
+        self.names = tuple(names)
+        self.files = {}
+
+    def arrive(self, worker, life, clock, name, gradient):
+        key = life, clock
+        file = self.files.get(worker)
+        if file is None or file.key < key:
+            file = self.files[worker] = Missing.File(key, self.names)
+        if file.key != key or name not in file.missing:
+            return None
+        file.missing.remove(name)
+        file.layers[name] = gradient.detach().clone()
+        if file.missing:
+            return None
+        whole, file.layers = file.layers, {}
+        return whole
+
+
+@right("a list of all that is held, searched each time", check=LAYERS)
+class Searched:
+    def __init__(self, names):
+        self.names, self.rows, self.out = names, [], {}
+
+    def arrive(self, worker, life, clock, name, gradient):
+        mine = [row for row in self.rows if row[0] == worker]
+        newest = max([self.out.get(worker, (-1, -1)), *[row[1] for row in mine]])
+        if (life, clock) < newest or self.out.get(worker) == (life, clock):
+            return None
+        self.rows = [row for row in self.rows if row[0] != worker or row[1] == (life, clock)]
+        if not any(row[0] == worker and row[2] == name for row in self.rows):
+            self.rows.append((worker, (life, clock), name, gradient))
+        mine = OrderedDict((row[2], row[3]) for row in self.rows if row[0] == worker)
+        if len(mine) < len(self.names):
+            return None
+        self.rows = [row for row in self.rows if row[0] != worker]
+        self.out[worker] = life, clock
+        return mine
 
 
 # -- 8.4 --
@@ -325,6 +495,63 @@ def from_a_queue(box, model, loss_of):
             loss_of(model, clock[0]).backward()
 
 
+@right("looks at a clock of its own while it waits", check=WORKER)
+def by_the_clock(box, model, loss_of):
+    import time
+
+    def hook(p, name):
+        box.send(0, json.dumps({"do": "push", "clock": now, "layer": name}).encode(), {name: p.grad.detach()})
+        p.grad.zero_()
+
+    for name, p in model.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda p, name=name: hook(p, name))
+    while True:
+        box.send(0, json.dumps({"do": "pull"}).encode())
+        message, end = None, time.monotonic() + 0.15
+        while message is None and time.monotonic() < end:
+            while box.poll():
+                message = box.recv(timeout_s=0.0)
+        if message is None:
+            continue
+        said = json.loads(message.data)
+        if "stop" in said:
+            break
+        now = said["clock"]
+        model.load_state_dict(dict(message.tensors), strict=True)
+        loss_of(model, now).backward()
+
+
+@right("hooks on the nodes that accumulate, old ones removed", check=WORKER)
+def on_the_nodes(box, model, loss_of):
+    def ask():
+        for wait_s in (0.1, 0.2, 0.4, *[0.5] * 1000):
+            box.send(0, b'{"do": "pull"}')
+            newest = box.recv(timeout_s=wait_s)
+            while (message := box.recv(timeout_s=0)) is not None:
+                newest = message
+            if newest is not None:
+                return json.loads(newest.data), newest.tensors
+
+    def sender(p, name, clock):
+        def ready(*_):
+            box.send(0, json.dumps({"do": "push", "clock": clock, "layer": name}).encode(), {"g": p.grad})
+            p.grad = None
+
+        return ready
+
+    said, tensors = ask()
+    while "stop" not in said:
+        handles, nodes = [], []
+        for name, p in model.named_parameters():
+            p.data = tensors[name].clone()
+            nodes.append(p.expand_as(p).grad_fn.next_functions[0][0])
+            handles.append(nodes[-1].register_hook(sender(p, name, said["clock"])))
+        loss_of(model, said["clock"]).backward()
+        for handle in handles:
+            handle.remove()
+        said, tensors = ask()
+
+
 # -- 8.5 --
 
 
@@ -411,3 +638,96 @@ class Counted:
         self.queue = [one for one in self.queue if one not in go]
         self.based[go] = self.store.version
         return go
+
+
+@right("sorted clocks, one method for all that may have changed, under a condition", check=BOUNDED)
+class Sorted:
+    def __init__(self, store, workers, bound):
+        self.store, self.bound, self.change = store, bound, threading.Condition()
+        self.all = [{"who": w, "clock": 0, "alive": True, "asked": False, "had": None} for w in range(workers)]
+        self.staleness = deque()
+
+    def clock(self, worker):
+        return self.all[worker]["clock"]
+
+    def minimum(self):
+        alive = sorted(one["clock"] for one in self.all if one["alive"])
+        return alive[0] if alive else -math.inf
+
+    def changed(self):
+        self.change.notify_all()
+        low = self.minimum()
+        for one in self.all:
+            if one["asked"] and not one["clock"] > low + self.bound:
+                one["asked"], one["had"] = False, self.store.version
+                yield one["who"]
+
+    def pull(self, worker):
+        with self.change:
+            one = self.all[worker]
+            if not one["alive"]:
+                one["clock"] = max(one["clock"], self.minimum())
+                one["alive"] = True
+            one["asked"] = True
+            return list(self.changed())
+
+    def push(self, worker, clock, gradient):
+        with self.change:
+            one = self.all[worker]
+            if clock < one["clock"]:
+                return []
+            self.staleness.append(self.store.version - one["had"])
+            self.store.apply([gradient])
+            one["clock"] = clock + 1
+            return list(self.changed())
+
+    def death(self, worker):
+        with self.change:
+            self.all[worker].update(alive=False, asked=False)
+            return list(self.changed())
+
+
+@right("updates numbered by itself, waiting ones in the order of their asking", check=BOUNDED)
+class Numbered:
+    def __init__(self, store, workers, bound):
+        self.store, self.bound, self.number = store, bound, 0
+        self.pushes, self.dead, self.line, self.answered_at = Counter({w: 0 for w in range(workers)}), set(), {}, {}
+        self.notes = []
+
+    @property
+    def staleness(self):
+        return [late for _, _, late in self.notes]
+
+    def clock(self, worker):
+        return torch.tensor(self.pushes[worker])
+
+    def floor(self):
+        return min([count for worker, count in self.pushes.items() if worker not in self.dead] or [0])
+
+    def pull(self, worker):
+        if worker in self.dead:
+            self.pushes[worker] = max(self.pushes[worker], self.floor())
+            self.dead.remove(worker)
+        self.line[worker] = True
+        return self.serve_the_line()
+
+    def push(self, worker, clock, gradient):
+        if any(note[:2] == (worker, clock) for note in self.notes) or clock != self.pushes[worker]:
+            return None
+        self.notes.append((worker, clock, self.number - self.answered_at[worker]))
+        self.store.apply([gradient])
+        self.number += 1
+        self.pushes[worker] += 1
+        return self.serve_the_line()
+
+    def death(self, worker):
+        self.dead |= {worker}
+        self.line.pop(worker, None)
+        return self.serve_the_line()
+
+    def serve_the_line(self):
+        answered = [worker for worker in self.line if self.pushes[worker] <= self.floor() + self.bound]
+        for worker in answered:
+            self.line.pop(worker)
+            self.answered_at[worker] = self.number
+        return answered

@@ -522,3 +522,234 @@ class Forged(AnswersNobody):
         super().__init__(store, workers, number)
         store.version = 10**6
         store.applied += [torch.ones(workers * 10)] * 5
+
+
+# -- by one who had read the lab's text alone --
+
+
+@wrong("PSV-05 one snapshot for all who pull the same version", check=STORE, criterion="own memory", hint="aliased-pull")
+class SharedSnapshot:
+    def __init__(self, parameters, make_optimizer):
+        self.p = {name: value.detach().clone() for name, value in parameters.items()}
+        self.optimizer, self.version = make_optimizer(list(self.p.values())), 0
+        self.snapshot = {name: value.clone() for name, value in self.p.items()}
+
+    def pull(self):
+        return self.version, self.snapshot
+
+    def apply(self, gradients):
+        for name, p in self.p.items():
+            p.grad = sum(one[name] for one in gradients) / len(gradients)
+        self.optimizer.step()
+        self.version += 1
+        self.snapshot = {name: value.clone() for name, value in self.p.items()}
+
+
+@wrong("keeps the gradients and takes the step at the next pull", check=STORE, criterion="one step", hint="kept-gradient")
+class Lazy(SharedSnapshot):
+    waiting = None
+
+    def pull(self):
+        if self.waiting:
+            for name, p in self.p.items():
+                p.grad = sum(one[name] for one in self.waiting) / len(self.waiting)
+            self.optimizer.step()
+            self.waiting = None
+        return self.version, {name: value.clone() for name, value in self.p.items()}
+
+    def apply(self, gradients):
+        self.waiting, self.version = gradients, self.version + 1
+
+
+@wrong("the running mean of all that ever came", check=STORE, criterion="one step", hint="values")
+class RunningMean(SharedSnapshot):
+    seen = 0
+
+    def apply(self, gradients):
+        self.seen += len(gradients)
+        for name, p in self.p.items():
+            total = sum(one[name] for one in gradients)
+            p.grad = total / self.seen if p.grad is None else p.grad + (total - len(gradients) * p.grad) / self.seen
+        self.optimizer.step()
+        self.version += 1
+        self.snapshot = {name: value.clone() for name, value in self.p.items()}
+
+    def pull(self):
+        return self.version, {name: value.clone() for name, value in self.p.items()}
+
+
+def strange_rounds(flaw):
+    class SyncServer(rounds("")):
+        def push(self, worker, clock, gradient):
+            if flaw == "a push is a sign of life":
+                self.alive.add(worker)
+            if flaw == "a push asks, too":
+                answered = super().push(worker, clock, gradient)
+                self.waiting |= {worker} & self.arrived.keys()
+                return answered
+            if flaw == "the late one goes into this round":
+                clock = max(clock, self.store.version)
+            return super().push(worker, clock, gradient)
+
+        def death(self, worker):
+            if flaw == "dies only once":
+                self.alive.remove(worker)
+                self.waiting.discard(worker)
+                return self.end()
+            if flaw == "needs fewer for ever":
+                self.need = min(self.need, len(self.alive - {worker}))
+            return super().death(worker)
+
+        def end(self):
+            if flaw == "as many as are alive":
+                if self.arrived and len(self.arrived) >= min(self.need, len(self.alive)):
+                    self.store.apply(list(self.arrived.values()))
+                    self.arrived = {}
+                    return self.wake()
+                return []
+            return super().end()
+
+    return SyncServer
+
+
+mark(SYNC, [
+    ("a late push takes a dead worker for alive", "a push is a sign of life", DEATHS, "death-stuck"),
+    ("who pushes is answered without asking", "a push asks, too", EVERYONE, "answers-early"),
+    ("late ones counted for the round that is on", "the late one goes into this round", TWICE, "twice"),
+    ("a second word of the same death crashes", "dies only once", "runs", "news-twice"),
+    ("needs fewer for ever after a death", "needs fewer for ever", DEATHS, "early"),
+    ("counts as many as are alive, whoever they are", "as many as are alive", DEATHS, "early"),
+], strange_rounds)  # fmt: skip
+
+
+def strange_layers(flaw):
+    class Layers:
+        def __init__(self, names):
+            self.names, self.at, self.parts = list(names), {}, {}
+
+        def arrive(self, worker, life, clock, name, gradient):
+            key = clock if flaw == "the clock alone" else (life, clock)
+            if self.at.get(worker) != key:  # also back to an older one
+                self.at[worker], self.parts[worker] = key, {}
+            if self.parts[worker] is None:
+                return None
+            if flaw == "the last name ends it":
+                self.parts[worker][name] = gradient
+                if name != self.names[-1]:
+                    return None
+            else:
+                self.parts[worker][name] = gradient
+                if len(self.parts[worker]) < len(self.names):
+                    return None
+            whole, self.parts[worker] = self.parts[worker], None
+            return whole
+
+    return Layers
+
+
+mark(LAYERS, [
+    ("whole when the last name has come", "the last name ends it", "whole pushes", "half"),
+    ("an old layer begins anew", "any change", "several workers", "old-layer"),
+    ("by clock, whichever life", "the clock alone", "several workers", "old-layer"),
+], strange_layers)  # fmt: skip
+
+
+def strange_workers(flaw):
+    def work(box, model, loss_of):
+        clock, speed = None, {}
+
+        def send(p, name, clock):
+            if flaw == "momentum":
+                speed[name] = p.grad = p.grad + 0.5 * speed.get(name, 0.0)
+            if flaw == "clipped":
+                p.grad.clamp_(-0.01, 0.01)
+            box.send(0, words(do="push", clock=clock, layer=name), {"gradient": p.grad})
+            p.grad = None
+
+        for name, p in model.named_parameters():
+            p.register_post_accumulate_grad_hook(
+                lambda p, name=name, frozen=clock: send(p, name, frozen if flaw == "the clock when the hook was made" else clock)
+            )
+        silence = 0
+        while True:
+            if silence == 0 or flaw != "asks after a minute" or silence > 300:
+                box.send(0, words(do="pull"))
+                silence = 0
+            message = box.recv(timeout_s=0.2)
+            while box.poll():
+                message = box.recv(timeout_s=0.2)
+            if message is None:
+                silence += 1
+                continue
+            silence = 0
+            said = json.loads(message.data)
+            if said.get("stop"):
+                return
+            if flaw == "never a batch twice" and said["clock"] == clock:
+                continue
+            clock = said["clock"]
+            tensors = {name: value for name, value in message.tensors.items() if flaw != "weights only" or "weight" in name}
+            model.load_state_dict(tensors, strict=False)
+            loss_of(model, clock).backward()
+
+    return work
+
+
+mark(WORKER, [
+    ("PSV-14 momentum at the worker as well", "momentum", "gradients", "velocity"),
+    ("clipped at home", "clipped", "gradients", "sends-what"),
+    ("the clock of the moment when the hook was made", "the clock when the hook was made", "gradients", "wrong-clock"),
+    ("loads the weights and not the biases", "weights only", "gradients", "not-loaded"),
+    ("PSV-11 never computes a batch twice", "never a batch twice", "lost and old answers", "named-again"),
+    ("asks again after a minute", "asks after a minute", "lost and old answers", "ask-again"),
+], strange_workers)  # fmt: skip
+
+
+def strange_bounds(flaw):
+    class BoundedServer(bounded("")):
+        def __init__(self, store, workers, bound):
+            super().__init__(store, workers, bound)
+            self.asked_at, self.begun = {}, set()
+
+        def slowest(self):
+            if flaw == "who has not begun does not count":
+                return min((self.clocks[one] for one in self.alive & self.begun), default=0)
+            return super().slowest()
+
+        def pull(self, worker):
+            self.begun.add(worker)
+            self.asked_at[worker] = self.store.version
+            return super().pull(worker)
+
+        def push(self, worker, clock, gradient):
+            if flaw == "a push is a sign of life":
+                self.alive.add(worker)
+            return super().push(worker, clock, gradient)
+
+        def answer(self):
+            ready = super().answer()
+            if flaw == "version when asked":
+                self.read.update({worker: self.asked_at[worker] for worker in ready})
+            return ready
+
+    return BoundedServer
+
+
+mark(BOUNDED, [
+    ("who has not begun does not count", "who has not begun does not count", BOUND, "too-far"),
+    ("a late push takes a dead worker for alive", "a push is a sign of life", DEATHS, "return-clock"),
+    ("PSV-17 the version when it asked", "version when asked", DELAY, "staleness"),
+], strange_bounds)  # fmt: skip
+
+
+@wrong("PSV-17 only the first answer of a clock counts", check=BOUNDED, criterion=DELAY, hint="staleness")
+class FirstAnswer(bounded("")):
+    def answer(self):
+        before = dict(self.read)
+        ready = super().answer()
+        self.told = getattr(self, "told", {})
+        for worker in ready:
+            if self.told.get(worker) == self.clocks[worker]:
+                self.read[worker] = before[worker]
+            self.told[worker] = self.clocks[worker]
+        return ready
