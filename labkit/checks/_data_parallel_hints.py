@@ -39,6 +39,7 @@ HINTS = {
     "users": "A rank that did not use a parameter counts as zeros. By how many is the sum divided?",
     "missing": "Some rank's gradient is not in the mean, or with another weight. Was .grad complete at the moment when you read it?",
     "none": "A gradient is None that is not None on another rank. What does a rank send, and keep, that has none of its own?",
+    "no-gradients": "No parameter of the module has a gradient. Are the parameters that you hooked still those of the model?",
     "shape": "Compare shape and dtype of a gradient with its parameter's. Do they agree?",
     "parameters": "Which tensor changed during backward and finish: the gradient, or the parameter that the hook hands you?",
     "frozen": "A frozen parameter has nothing to agree on. Which parameters do you go through?",

@@ -56,13 +56,18 @@ class LateWork:
 
 def late_all_reduces() -> list[str]:
     """Make this process's all-reduces arrive late, for good; returns the list that faults are noted in: "late-write"."""
-    faults: list[str] = []
     original = dist.ProcessGroup.allreduce
+    faults: list[str] | None = getattr(original, "faults", None)
+    if faults is not None:  # they do already
+        faults.clear()
+        return faults
+    faults = []
 
     def allreduce(group: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         given = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
         sent, inner = ([tensor.detach().clone() for tensor in given] for _ in range(2))
         return LateWork(original(group, inner, *args, **kwargs), given, sent, inner, faults)
 
+    allreduce.faults = faults
     dist.ProcessGroup.allreduce = allreduce
     return faults

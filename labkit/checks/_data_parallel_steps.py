@@ -154,7 +154,7 @@ def judge_mean(
         observed = grads.get(key)
         if observed is None:
             if mean is not None:
-                return f"{key}: its gradient is None", "none", key
+                return f"{key}: its gradient is None", "none" if grads else "no-gradients", key
             continue
         mean = torch.zeros_like(observed) if mean is None else mean
         if observed.shape != mean.shape or observed.dtype != mean.dtype:

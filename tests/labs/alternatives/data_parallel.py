@@ -417,37 +417,30 @@ right("waits in a callback at the end of backward", check=OVERLAP)(AllAtEnd)
 right("waits in a callback at the end of backward", check=QUIET)(AllAtEnd)
 
 
-class MultiGrad(Views):
-    """One hook per bucket, on all its gradients together, before they are accumulated."""
+class MultiGrad(Nodes):
+    """One hook for all gradients of a bucket, which hands them over before all of them are in .grad."""
 
-    def __init__(self, module, bucket_bytes=10**6, ahead=None):
-        super().__init__(module, bucket_bytes, ahead)
+    def __init__(self, module, bucket_bytes=10**6):
+        super().__init__(module, bucket_bytes)
         self.full = {}
-        for number, group in enumerate(self.groups):
-            torch.autograd.graph.register_multi_grad_hook(group, lambda grads, number=number: self.filled(number, grads))
+        for number, bucket in enumerate(self.buckets):
+            bucket["number"] = number
+            torch.autograd.graph.register_multi_grad_hook(bucket["params"], lambda grads, number=number: self.filled(number, grads))
 
-    def hook(self, p):
+    def arrived(self, bucket, p):
         """Not with these."""
 
     def filled(self, number, grads):
-        if not self.syncing:
-            return
         self.full[number] = grads
-        limit = len(self.groups) if self.ahead is None else min(self.ahead, len(self.groups))
-        while self.sent < limit and self.sent in self.full:
-            self.send(self.sent)
-            self.sent += 1
+        while self.turn in self.full:
+            self.turn += 1
+            self.go(self.buckets[self.turn - 1])
 
-    def send(self, number):
-        grads = self.full.pop(number, None)
-        if grads is None:
-            super().send(number)
-            return
-        for (p, piece), grad in zip(self.pieces(number), grads, strict=True):
-            old = torch.zeros_like(p) if p.grad is None else p.grad.clone()
-            piece.copy_((old if grad is None else old + grad).reshape(-1))
-        self.flats[number] = self.flats[number].clone()  # not what .grad looks into: autograd adds to that now
-        self.works[number] = dist.all_reduce(self.flats[number], async_op=True)
+    def go(self, bucket):
+        params = bucket["params"]
+        grads = self.full.pop(bucket["number"], [None] * len(params))
+        flat = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(params, grads, strict=True)])
+        self.flights.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
 
 
 right("one multi-grad hook per bucket", check=OVERLAP)(MultiGrad)

@@ -1,6 +1,7 @@
 """Wrong data-parallel pieces, as people really write them (DDP-.., AR-.., ACC-..: public reports) and as an unkind reviewer would."""
 
 import contextlib
+import copy
 import random
 
 import torch
@@ -809,6 +810,16 @@ class Stranger:
             self.enabled = True
 
 
+class OfACopy(Stranger):
+    """Wraps a copy; the caller's optimizer holds the parameters of the original."""
+
+    def __init__(self, module, bucket_bytes=10**6):
+        super().__init__(module, bucket_bytes)
+        self.module = copy.deepcopy(module)
+        self.buckets = self.lay_out([p for p in self.module.parameters() if p.requires_grad][::-1], bucket_bytes)
+        self.hook_up()
+
+
 class LastHookOnly(Stranger):
     """Takes the last parameter of a bucket for the one whose gradient comes last."""
 
@@ -897,6 +908,28 @@ class Unlucky(Stranger):
             self.send(number)
 
 
+class MultiGrad(Stranger):
+    """One hook for all gradients of a bucket, which adds them to .grad where most of them are already."""
+
+    def hook_up(self):
+        self.full = {}
+        for number, bucket in enumerate(self.buckets):
+            torch.autograd.graph.register_multi_grad_hook(bucket, lambda grads, number=number: self.filled(number, grads))
+
+    def filled(self, number, grads):
+        self.full[number] = grads
+        while self.turn in self.full:
+            self.turn += 1
+            self.send(self.turn - 1)
+
+    def flat(self, number):
+        bucket = self.buckets[number]
+        grads = self.full.pop(number, [None] * len(bucket))
+        zeros = [torch.zeros_like(p) for p in bucket]
+        pairs = zip(bucket, grads, zeros, strict=True)
+        return torch.cat([((zero if p.grad is None else p.grad) + (zero if g is None else g)).flatten() for p, g, zero in pairs])
+
+
 class FirstLayersFirst(Stranger):
     """Holds back everything, and sends from hooks what forward needs first."""
 
@@ -952,6 +985,7 @@ class NoSyncKeepsZero(Stranger):
                 p.grad = None if p.grad is None else torch.zeros_like(p.grad)
 
 
+overlap("DDP-23: wraps a copy of the module", STEPS, "no-gradients", OfACopy)
 overlap("the last parameter's hook speaks for the bucket", MODULES, "missing", LastHookOnly)
 overlap("a closure that speaks of the last bucket", "overlap", "late", LateBinding)
 overlap("buckets are added to and never emptied", STEPS, "later-steps", AddsUp)
@@ -959,6 +993,7 @@ overlap("what an unused parameter left in its bucket before", MODULES, "later-st
 overlap("hooks registered anew for each forward", STEPS, "later-steps", HooksPileUp)
 overlap("four parameters to a bucket", MODULES, "too-few", ByCount)
 overlap("sent with the first gradient of a bucket", STEPS, "missing", Unlucky)
+overlap("adds to .grad what is in it already", STEPS, "twice", MultiGrad)
 priority("the most urgent ones from hooks", "priority", "ahead-order", FirstLayersFirst)
 priority("ahead counts parameters", ELSE, "ahead", AheadOfParameters)
 quiet("no finally", "after an exception", "stays-quiet", NoSyncWithoutFinally)
