@@ -82,7 +82,7 @@ def on_error(error: dict[str, Any]) -> str | None:
     kind, message = error["type"], error["message"]
     if kind == "ValueError" and "min()" in message or "empty sequence" in message:
         return "death-stuck"
-    if kind in ("KeyError", "ValueError") and "in death" in error.get("traceback", ""):
+    if kind in ("KeyError", "ValueError") and any(frame["function"] == "death" for frame in error["frames"]):
         return "news-twice"
     if kind == "KeyError" and message.strip("'").isdigit():
         return "return"

@@ -43,21 +43,26 @@ def spans_of(log: Sequence[Row]) -> tuple[dict[int, list[tuple[float, float, int
 
 
 def gaps_of(log: Sequence[Row]) -> tuple[list[float], list[int]]:
-    """At each answer: seconds, and how many clocks the worker answered is ahead of the slowest that is at work."""
+    """After each row: seconds, and how many clocks the newest batch that was begun is ahead of the slowest worker that is at work."""
     clocks: dict[int, int] = {}
+    begun: dict[int, int] = {}
+    gone: set[int] = set()
     times, gaps = [], []
     for seconds, what, worker, clock in log:
+        if what in ("death", "stop", "return"):
+            begun.pop(worker, None)
         if what in ("death", "stop"):
             clocks.pop(worker, None)
-        elif what == "push":
-            clocks[worker] = clock + 1
-        elif what == "asks":  # in rounds it waits with its round's number still
+            gone.add(worker)  # until it is answered, when its clock is known again
+        if what == "push" and worker not in gone:
+            clocks[worker] = max(clocks.get(worker, 0), clock + 1)
+        elif what == "asks" and worker not in gone:  # in rounds it waits with its round's number still
             clocks.setdefault(worker, clock)
-        else:
-            clocks[worker] = clock
-        if what == "answer":
-            times.append(seconds)
-            gaps.append(clock - min(clocks.values()))
+        elif what == "answer":
+            clocks[worker] = begun[worker] = clock
+            gone.discard(worker)
+        times.append(seconds)
+        gaps.append(max(0, max(begun.values(), default=0) - min(clocks.values(), default=0)))
     return times, gaps
 
 

@@ -8,7 +8,7 @@
 # *about 110 minutes · difficulty 4 of 5 · 23 points · any machine, no card needed*
 #
 # An all-reduce needs everyone, in every step: the slowest sets the pace, and one death ends it all. When you are done, your own server
-# trains with workers that are killed by `kill -9` in mid-message, **12 times**, and each of their updates is applied exactly once.
+# trains with workers that are killed by `kill -9` in mid-push, **12 times**, and each of their updates is applied exactly once.
 # Three rules run over the same messages: wait for all, wait for enough, or wait for nobody, up to a bound that you choose.
 
 # %% [markdown]
@@ -119,7 +119,7 @@ everyone = run_ranks(with_all_reduce, 3, 6, live="All-reduce with a straggler")
 try:
     run_ranks(with_all_reduce, 3, 6, faults=[faults.kill(2, at="all_reduce", nth=16)])
 except (RuntimeError, RankError) as error:
-    print(f"{type(error).__name__}: {str(error).splitlines()[0][:150]}")
+    print(f"{type(error).__name__}: {str(error).split('. ')[0]}")
 
 # %% [markdown]
 # The work of all three is lost, although two of them are in good health.
@@ -391,7 +391,8 @@ exam("parameter_server.layers", Layers, points=1)
 # The transport is **ZeroMQ**, which Jupyter itself talks with. An `Endpoint` is a rank's mailbox: `box.send(to, data, tensors)` sends bytes and
 # a dict of tensors and returns at once; `box.recv(timeout_s=0.2)` returns the next message, or None when none came in time; `box.poll()` says
 # whether one is there. A message has `.data` and `.tensors`. Mail for a process that dies is lost with it.
-#
+
+# %% [markdown]
 # What survives a worker's death? Only what the server knows. So let the worker know nothing: it asks, and the answer tells which batch is
 # next. Was a push lost? Then the next answer names the same batch again. That is the whole recovery.
 
@@ -610,8 +611,8 @@ lines({"server": (counts, at_server), "each worker": (counts, at_worker), "each 
 
 # %% [markdown]
 # **Bounded staleness** is the middle. Each worker has a clock: its pushes so far. A worker may start its next batch if it is at most
-# `bound` clocks ahead of the slowest worker alive. Else it waits until that one has caught up. (In the paper the slowest may read what is not yet
-# everybody's; here a pull always sees all that was applied.)
+# `bound` clocks ahead of the slowest worker alive. Else it waits until that one has caught up. (In the paper a worker may also
+# read from a cache that is some clocks old; here a pull sees all that was applied.)
 #
 # Who returns after a death is not to hold up the others: its clock becomes that of the slowest of them, if its own is behind.
 
@@ -709,17 +710,18 @@ exam("parameter_server.bounded", BoundedServer, points=2)
 # each; return them. pull, push and death change their notes, and end with it.</details>
 
 # %% [markdown]
-# Real processes, with worker 2 held at a gate in its first batch. Without a bound the gate opens when worker 0 begins its tenth batch: nobody waits
-# for who stands still. With bound 2 that would never come; there it opens when both others wait.
+# Real processes. Worker 2 is held at a gate in its first batch, and the others begin when it stands there. Without a bound the gate opens when worker 0
+# begins its tenth batch: nobody waits for who stands still. With bound 2 that would never come; there it opens when both others wait.
 
 # %%
+ready = [faults.hold(rank, at="batch", until=faults.After(3, "batch")) for rank in (1, 2)]
 GATES = {
     math.inf: [faults.After(1, "batch", 10)],
     2: [faults.After(0, "worker 0 waits"), faults.After(0, "worker 1 waits")],
 }
 for bound, gates in GATES.items():
     held = run_ranks(train, 4, BoundedServer, bound, 10, 3, group=False,
-                     faults=[faults.hold(3, at="batch", until=gate) for gate in gates]).values[0]
+                     faults=[*ready, *(faults.hold(3, at="batch", until=gate) for gate in gates)]).values[0]
     events = [row[1:] for row in held["log"]]
     before = [what for what, _, _ in events[: events.index(("push", 2, 0))]]
     print(f"bound {bound}: {before.count('push')} pushes of the others while worker 2 is held; "
@@ -766,24 +768,21 @@ RULES = {
     "bound 2": (BoundedServer, 2),
     "no bound": (BoundedServer, math.inf),
 }
-SLOWER = [1, 4]
-runs = {}
-for slower in SLOWER:
-    for name, (rule, number) in RULES.items():
-        pauses = (0.01, 0.01, 0.01 * slower)
-        runs[name, slower] = run_ranks(train, 4, rule, number, 10, 3, pauses, group=False, measure=held_out_loss).values[0]
+PAUSES_S = {"all alike": (0.01, 0.01, 0.01), "worker 2 is four times slower": (0.01, 0.01, 0.04)}
+runs = {
+    (name, workers): run_ranks(train, 4, rule, number, 10, 3, pauses, group=False, measure=held_out_loss).values[0]
+    for name, (rule, number) in RULES.items() for workers, pauses in PAUSES_S.items()
+}
 
 
-def compare(rule, slower):
-    chosen, base = runs[rule, slower], runs["wait for all", slower]
+def compare(rule, workers):
     bound = {"bound 0": 0, "bound 2": 2}.get(rule)
-    losses = {rule: tuple(zip(*chosen["losses"]))}
-    if rule != "wait for all":
-        losses["wait for all"] = tuple(zip(*base["losses"]))
-    return clock_lanes(chosen["log"], title=f"{rule}, worker 2 {slower} times slower", bound=bound, losses=losses)
+    losses = {name: tuple(zip(*runs[name, workers]["losses"])) for name in dict.fromkeys([rule, "wait for all"])}
+    return clock_lanes(runs[rule, workers]["log"], title=f"{rule}, {workers}", bound=bound, losses=losses)
 
 
-explore({"rule": list(RULES), "slower": SLOWER}, compare, start={"rule": "bound 2", "slower": 4}, title="Rules and stragglers")
+SLOW = "worker 2 is four times slower"
+explore({"rule": list(RULES), "workers": list(PAUSES_S)}, compare, start={"rule": "bound 2", "workers": SLOW}, title="Rules and stragglers")
 
 # %% [markdown]
 # ## Before and after
@@ -792,7 +791,7 @@ explore({"rule": list(RULES), "slower": SLOWER}, compare, start={"rule": "bound 
 
 # %%
 for name in RULES:
-    run = runs[name, 4]
+    run = runs[name, SLOW]
     waits = spans_of(run["log"])[1]
     waited = sum(end - begin for worker in (0, 1) for begin, end in waits[worker])
     print(f"{name:<13} waited {waited:.2f} s, mean staleness {sum(run['staleness']) / max(1, len(run['staleness'])):.1f}, "

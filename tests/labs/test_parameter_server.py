@@ -106,7 +106,10 @@ def test_the_picture_reads_the_log() -> None:
     works, waits = spans_of(log)
     assert works == {0: [(0.0, 0.3, 0), (0.5, 0.8, 1)], 1: []}
     assert [round(b - a, 6) for a, b in waits[0]] == [0.0, 0.2] and len(waits[1]) == 2
-    assert gaps_of(log) == ([0.0, 0.1, 0.5, 0.9], [0, 0, 0, 0])
+    assert gaps_of(log) == ([row[0] for row in log], [0] * len(log))
+    log = [(0, "answer", 0, 0), (0, "asks", 1, 0), (1, "push", 0, 0), (1, "asks", 0, 1), (1, "answer", 0, 1), (2, "answer", 1, 0),
+           (3, "push", 0, 1), (3, "answer", 0, 2), (4, "push", 1, 0), (5, "return", 0, 2), (5, "stop", 1, 1)]  # fmt: skip
+    assert gaps_of(log)[1] == [0, 0, 0, 0, 1, 1, 1, 2, 1, 0, 0]
 
 
 # -- a hundred deaths --
@@ -154,10 +157,10 @@ def is_whole(told: dict, steps: int, share: float, updates: int) -> None:
     assert told["version"] == updates
 
 
-def test_a_hundred_deaths_at_messages_lose_and_double_nothing() -> None:
+def test_deaths_at_every_kind_of_message_lose_and_double_nothing() -> None:
     """Workers die just before a send (also between two layers of one push) or a look into the mailbox, and come back."""
     rng, plan, most = random.Random(0), [], [0, 0, 0]
-    for number in range(100):
+    for number in range(36):
         worker, life = number % 3, number // 3
         at = rng.choice(["send", "send", "recv"])
         nth = rng.randrange(1, 9) if at == "send" else rng.randrange(1, 4)
@@ -166,7 +169,7 @@ def test_a_hundred_deaths_at_messages_lose_and_double_nothing() -> None:
     steps = max(most) + 3  # so that every death comes before the end
     result = run_ranks(program, 4, lab_08(NAMES=["a", "b"]), "BoundedServer", 3, steps, 4, group=False, faults=plan, timeout=120)
     told = result.values[0]
-    assert sum(result.lives) == 4 + 100
+    assert sum(result.lives) == 4 + 36
     is_whole(told, steps, 1.0, 3 * steps)
     assert len(told["staleness"]) == told["version"]
     assert 3 <= max(gaps_of(told["log"])[1]) <= 4
@@ -183,6 +186,7 @@ def test_a_hundred_kills_at_any_moment_lose_and_double_nothing() -> None:
         is_whole(result.values[0], 150, 1.0, 450)
         assert max(gaps_of(result.values[0]["log"])[1]) <= 2
         kills += sum(result.lives) - 4
+        print(f"{kills} kills, {result.values[0]['version']} updates")
         if kills >= 100:
             return
     raise AssertionError(f"only {kills} kills")
