@@ -15,7 +15,7 @@ from labkit.ranks import run_ranks
 from labkit.recorder import Recorder
 from tests.labs.solutions import solution
 
-RANKS, ROUNDS = (2, 4), 7
+RANKS, ROUNDS = (2, 4), 11
 SIZES_MB = {1: None, 16: 1.5, 64: 1.5}  # goal: at most 1.5 times gloo's time at 16 MB and above
 
 

@@ -13,6 +13,7 @@ per topic, under a hash of the code that made it: a run that was stopped goes on
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from tests.labs.references import reference, references
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "repeat"
 PER_PROCESS = 20
+START = 10  # what an implementation's first verdict takes, about, in verdicts of the same processes
 JOBS = 2 * (os.cpu_count() or 1)  # where fresh ones stand still more than they work
 
 
@@ -157,9 +159,11 @@ def verdicts(item: Item, fresh: bool = False) -> tuple[list[Verdict], str]:
 # -- the run --
 
 
-def _code() -> str:
-    """A hash of all code that a verdict depends on."""
+def _code(topic: str) -> str:
+    """A hash of all code that a topic's verdicts depend on: not of the other topics' checks and implementations."""
+    others = {check.partition(".")[0] for _, check, _ in references()} - {topic}
     paths = [path for folder in ("labkit", "tests/labs", "notebooks/source") for path in (ROOT / folder).rglob("*.py")]
+    paths = [path for path in paths if not re.sub(r"^(_|test_corpus_|test_|\d+_)", "", path.stem).startswith(tuple(others))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(paths))).hexdigest()
 
 
@@ -178,25 +182,26 @@ def _judge(item: Item, fresh: bool) -> dict[str, Any]:
             "seconds": time.perf_counter() - started}  # fmt: skip
 
 
-def _topic(topic: str, todo: list[Item], fresh: bool, code: str) -> list[dict[str, Any]]:
+def _topic(topic: str, todo: list[Item], fresh: bool) -> list[dict[str, Any]]:
     """The rows of a topic's items, those of an earlier run included."""
+    code = _code(topic)
     KEPT.mkdir(parents=True, exist_ok=True)
     path = KEPT / f"{topic}.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     rows = kept["rows"] if kept.get("code") == code and kept.get("fresh") == fresh else {}
-    done_before, started, spent = len(rows), time.perf_counter(), 0
+    done_before, started, judged, spent = len(rows), time.perf_counter(), 0, 0
     for number, item in enumerate(todo, 1):
         if rows.get(item.key, {"times": 0})["times"] >= item.times:
             continue
         row = rows[item.key] = _judge(item, fresh)
-        spent += 1
+        judged, spent = judged + 1, spent + item.times + START
         new = path.with_suffix(".new")
         new.write_text(json.dumps({"code": code, "fresh": fresh, "rows": rows}, indent=1))
         new.replace(path)
         if row["different"] or not row["wanted"] or item.kind == "reference":
             print(_line(item, row), flush=True)
-        elif spent % 10 == 0:
-            rest = (time.perf_counter() - started) / spent * (len(todo) - number)
+        elif judged % 10 == 0:
+            rest = (time.perf_counter() - started) / spent * sum(item.times + START for item in todo[number:])
             print(f"  {topic}: {number} of {len(todo)}, about {rest / 60:.0f} minutes left", file=sys.stderr, flush=True)
     if done_before:
         print(f"  {topic}: {done_before} implementations were judged by an earlier run of the same code", flush=True)
@@ -205,14 +210,14 @@ def _topic(topic: str, todo: list[Item], fresh: bool, code: str) -> list[dict[st
 
 def run(topics: list[str], times: int, others: int | None, fresh: bool) -> int:
     """Judge and tell; 0 if every verdict is the wanted one, every time."""
-    others, code, good = others or max(1, times // 10), _code(), True
+    others, good = others or max(1, times // 10), True
     for topic in topics or sorted({check.partition(".")[0] for _, check, _ in references()}):
         todo = items(topic, times, others)
         if not todo:
             print(f"no check and no implementation of a topic called {topic!r}", file=sys.stderr)
             return 2
         try:
-            rows = _topic(topic, todo, fresh, code)
+            rows = _topic(topic, todo, fresh)
         except KeyboardInterrupt:
             print(f"\nstopped; the same command goes on from here ({KEPT / topic}.json)", file=sys.stderr)
             return 130
