@@ -73,12 +73,14 @@ def clock_lanes(
     title: str,
     bound: int | None = None,
     losses: Mapping[str, tuple[Sequence[float], Sequence[float]]] | None = None,
+    messages: bool = False,
 ) -> Picture:
     """One lane per worker over the seconds at the server, and the clock gap below; beside it, if given, loss against time.
 
     log    : rows (seconds, what, worker, clock), see `spans_of`
     bound  : drawn as a line into the gap's strip
     losses : name -> (seconds, losses)
+    messages : the rows' first numbers count messages, not seconds
     """
     works, waits = spans_of(log)
     workers = sorted(works)
@@ -95,11 +97,13 @@ def clock_lanes(
         below.axhline(bound, color=BASELINE, ls="--", lw=1.2)
         below.annotate(f"bound {bound}", (1, bound), (-2, 2), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
                        fontsize=8)  # fmt: skip
-    below.set(xlim=(0, end), ylim=(-0.2, max([3, *gaps, bound or 0]) * 1.25), xlabel="time at the server (s)", ylabel="clock gap")
+    along = "messages at the server" if messages else "time at the server (s)"
+    below.set(xlim=(0, end), ylim=(-0.2, max([3, *gaps, bound or 0]) * 1.25), xlabel=along, ylabel="clock gap")
     above.set_xlim(0, end)
     above.set_title(title, pad=24)
     words = [
-        f"worker {worker}: {len(works[worker])} batches, waited {sum(b - a for a, b in waits[worker]):.2f} s"
+        f"worker {worker}: {len(works[worker])} batches, waited "
+        + (f"{sum(b - a for a, b in waits[worker])} messages" if messages else f"{sum(b - a for a, b in waits[worker]):.2f} s")
         + _times(sum(row[1:3] == ("return", worker) for row in log), "returned")
         + _times(sum(row[1:3] == ("death", worker) for row in log), "taken for dead")
         for worker in workers
