@@ -62,7 +62,8 @@ CONTEXT, ROWS = 8, 32
 
 def new_model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), nn.Linear(16 * CONTEXT, 48), nn.Tanh(), nn.Linear(48, 256))
+    hidden = nn.Linear(16 * CONTEXT, 48)
+    return nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), hidden, nn.Tanh(), nn.Linear(48, 256))
 
 
 def new_optimizer(parameters):
@@ -88,7 +89,8 @@ def held_out_loss(parameters):
 
 PARAMETERS = dict(new_model().named_parameters())
 NAMES, MODEL_BYTES = list(PARAMETERS), sum(p.nbytes for p in PARAMETERS.values())
-print(f"{len(NAMES)} tensors, {MODEL_BYTES / 1000:.0f} kB; loss before training {held_out_loss(new_model().state_dict()):.2f}")
+START_LOSS = held_out_loss(new_model().state_dict())
+print(f"{len(NAMES)} tensors, {MODEL_BYTES / 1000:.0f} kB; loss before training {START_LOSS:.2f}")
 
 # %% [markdown]
 # ## The baseline: everyone, or nothing
@@ -484,7 +486,7 @@ exam("parameter_server.worker", work, points=1)
 
 # %%
 def serve(server, steps, finish, lease_s=None, measure=None):
-    """Rank 0: until each worker in `finish` has done `steps` batches. Returns rows (seconds, what, worker, clock), and losses."""
+    """Rank 0: until each worker in `finish` has done `steps` batches. Its log has rows (seconds, what, worker, clock)."""
     box, layers, log, losses = Endpoint(), Layers(NAMES), [], []
     heard, lives, done, begin = {}, {}, set(), time.perf_counter()
 
@@ -500,7 +502,8 @@ def serve(server, steps, finish, lease_s=None, measure=None):
                 lives[worker] = message.life
                 note("return", worker, server.clock(worker))
             if said["do"] == "push":
-                whole = layers.arrive(worker, message.life, said["clock"], said["layer"], *message.tensors.values())
+                (gradient,) = message.tensors.values()
+                whole = layers.arrive(worker, message.life, said["clock"], said["layer"], gradient)
                 if whole is not None:
                     version = server.store.version
                     answered += server.push(worker, said["clock"], whole) or ()
@@ -525,14 +528,14 @@ def serve(server, steps, finish, lease_s=None, measure=None):
                 box.send(worker + 1, words(stop=True))
                 note("stop", worker, steps)
                 done.add(worker)
-                answered += server.death(worker) or ()  # it leaves, and nobody waits for it; this loop sees what is added
+                answered += server.death(worker) or ()  # it leaves; who waited for it comes next in this loop
     box.close(last_words=words(stop=True))  # for a worker that died between hearing "stop" and its end
     return {"log": log, "losses": losses, "parameters": server.store.pull()[1], "version": server.store.version,
             "dropped": getattr(server, "dropped", []), "staleness": getattr(server, "staleness", [])}
 
 
 def train(rule, number, steps, workers, pause_s=(), finish=None, **how):
-    """The program of every rank. rule(store, workers, number) makes the server; pause_s: seconds added to each worker's batch."""
+    """Every rank's program. rule(store, workers, number) makes the server; pause_s: added to a worker's batches."""
     if ranks.rank() == 0:
         server = rule(Store(PARAMETERS, new_optimizer), workers, number)
         return serve(server, steps, finish or set(range(workers)), **how)
@@ -593,8 +596,10 @@ for count in counts:
     at_server.append(bytes_per_step(recordings[0], 4))
     at_worker.append(bytes_per_step(recordings[1], 4))
     at_ring.append(bytes_per_step(run_ranks(reduce_once, count, record=True).recordings[0], 1))
-    print(f"{count} workers: server {at_server[-1]:.2f} S per step, worker {at_worker[-1]:.2f} S; a ring's rank {at_ring[-1]:.2f} S")
-lines({"server": (counts, at_server), "each worker": (counts, at_worker), "each rank of a ring": (counts, at_ring)},
+    print(f"{count} workers: server {at_server[-1]:.2f} S per step, worker {at_worker[-1]:.2f} S; "
+          f"a ring's rank {at_ring[-1]:.2f} S")
+bytes_of = {"server": at_server, "each worker": at_worker, "each rank of a ring": at_ring}
+lines({name: (counts, sizes) for name, sizes in bytes_of.items()},
       title="Bytes in and out per step", x="workers", y="times the model's bytes")
 
 # %% [markdown]
@@ -737,7 +742,8 @@ clock_lanes(held["log"], title="Bound 2, worker 2 at a gate", bound=2)
 # %%
 dead = run_ranks(train, 4, BoundedServer, 1, 10, 3, (0.01,) * 3, {0, 1}, lease_s=0.4, group=False,
                  faults=[faults.kill(3, at="batch", nth=3)]).values[0]
-print(f"{dead['version']} updates, {sum(row[1:3] == ('push', 2) for row in dead['log'])} of them from the dead worker")
+by_the_dead = sum(row[1:3] == ("push", 2) for row in dead["log"])
+print(f"{dead['version']} updates, {by_the_dead} of them from the dead worker")
 clock_lanes(dead["log"], title="One of three dies", bound=1)
 
 # %% [markdown]
@@ -782,7 +788,8 @@ def compare(rule, workers):
 
 
 SLOW = "worker 2 is four times slower"
-explore({"rule": list(RULES), "workers": list(PAUSES_S)}, compare, start={"rule": "bound 2", "workers": SLOW}, title="Rules and stragglers")
+explore({"rule": list(RULES), "workers": list(PAUSES_S)}, compare,
+        start={"rule": "bound 2", "workers": SLOW}, title="Rules and stragglers")
 
 # %% [markdown]
 # ## Before and after
@@ -794,7 +801,8 @@ for name in RULES:
     run = runs[name, SLOW]
     waits = spans_of(run["log"])[1]
     waited = sum(end - begin for worker in (0, 1) for begin, end in waits[worker])
-    print(f"{name:<13} waited {waited:.2f} s, mean staleness {sum(run['staleness']) / max(1, len(run['staleness'])):.1f}, "
+    staleness = sum(run["staleness"]) / max(1, len(run["staleness"]))
+    print(f"{name:<13} waited {waited:.2f} s, mean staleness {staleness:.1f}, "
           f"loss {held_out_loss(run['parameters']):.3f} after {run['version']} steps")
 
 # %% [markdown]
