@@ -36,9 +36,12 @@ _WELCOME = (
     "torch._dynamo",
     "safetensors.torch",
     "labkit.recorder",
+    "labkit.ranks.call",
+    "labkit.ranks.live",
     "labkit.ranks.link_group",
     "labkit.ranks.staged",
     "labkit.checks",
+    "labkit.checks._probe",
 )
 
 
