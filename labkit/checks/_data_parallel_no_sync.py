@@ -14,17 +14,19 @@ AFTER, EARLIER, OTHERS = "after an exception", "parameters used earlier only", "
 
 
 def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
-    def run(net: str, cap: int, steps: list[list[str]], keep: bool = False) -> dict[str, Any]:
-        return {"net": net, "seed": seed_of(generator), "cap": cap, "keep": keep, "steps": steps}
+    def run(net: str, cap: int, steps: list[list[str]], keep: bool = False, decides: str = OTHERS) -> dict[str, Any]:
+        return {"net": net, "seed": seed_of(generator), "cap": cap, "keep": keep, "steps": steps, "decides": decides}
 
     two = ["quiet", "quiet", ""]
+    edges = [
+        run("tied weights", 200, [[""], two], keep=True),
+        run("another branch in each piece", 400, [["quiet", ""], two], decides=EARLIER),
+        run("chain", 640, [["raises", ""], [""]], decides=AFTER),
+    ]
     cases = [
         Case("3 ranks", {"runs": [run("chain", 640, [two, [""], two])]}, world_size=3),
-        Case("an exception", {"runs": [run("chain", 640, [["raises", ""], [""]])]}, world_size=2, covers=(AFTER,)),
-        Case("another branch in each piece", {"runs": [run("another branch in each piece", 400, [["quiet", ""], two])]}, world_size=2,
-             covers=(EARLIER,)),
-        Case("2 ranks", {"runs": [run("tied weights", 200, [[""], two], keep=True)]}, world_size=2, covers=(OTHERS,)),
-    ]  # fmt: skip
+        Case("2 ranks", {"runs": edges}, world_size=2, covers=(AFTER, EARLIER, OTHERS)),
+    ]
     if strict:
         more = [run("frozen layer", 100, [two, two]), run("another branch on each rank", 400, [["quiet", ""], two], keep=True),
                 run("LSTM", 500, [["quiet", "raises", ""], [""]])]  # fmt: skip
@@ -40,8 +42,12 @@ def _probe(candidate: Any, case: Case) -> Observation:
 
 
 def _judge(case: Case, seen: Observation) -> list[Finding]:
-    found = [one for index in range(len(case.values["runs"])) for one in _judge_run(case, seen, index)]
-    return found if case.covers is None else [worst(case.covers[0], "as with the chain on 3 ranks", found)]
+    if case.covers is None:
+        return _judge_run(case, seen, 0)
+    found: dict[str, list[Finding]] = {name: [] for name in case.covers}
+    for index, run in enumerate(case.values["runs"]):
+        found[run["decides"]] += _judge_run(case, seen, index)
+    return [worst(name, "as with the chain on 3 ranks", findings) for name, findings in found.items()]
 
 
 def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
@@ -58,10 +64,8 @@ def _judge_run(case: Case, seen: Observation, index: int) -> list[Finding]:
         afterwards = replace(afterwards, hint="stays-quiet")
     if not numbers.passed and numbers.hint in ("later-steps", "stale", "missing", "garbage", "local", "none"):
         hint = {"local": "stays-quiet", "none": "earlier"}.get(numbers.hint, "accumulated")
-        if case.covers and case.covers[0] == EARLIER:
-            hint = "earlier"
-        if case.covers and case.covers[0] == AFTER:
-            hint = "stays-quiet"
+        if case.covers:
+            hint = {EARLIER: "earlier", AFTER: "stays-quiet"}.get(run["decides"], hint)
         numbers = Finding(numbers.criterion, False, numbers.expected, numbers.observed, hint)
     return [worst("gradients", numbers.expected, [numbers, judge_bits("same bits", run, seen, index, where)]), silent, afterwards]
 
