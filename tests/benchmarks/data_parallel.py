@@ -15,7 +15,7 @@ from labkit.ranks import Link
 from labkit.replicas import Step, measure_steps
 from tests.labs.solutions import solution
 
-WIDTH, LAYERS, ROWS, STEPS = 256, 12, 1024, 12
+WIDTH, LAYERS, ROWS, STEPS = 256, 12, 1024, 9
 LINK = Link(80e6, 0.5e-3)  # that of the lab
 # Two layers of 263 KB in each bucket of both: DDP ends one with the parameter that reaches the limit, ours before the one that passes it.
 OUR_BYTES, DDP_BYTES = 600_000, 500_000
