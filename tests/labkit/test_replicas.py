@@ -1,8 +1,10 @@
 """`measure_steps`: several wrappers by turns in the same ranks, and what is hidden of the wire."""
 
+import sys
 from functools import partial
 from types import SimpleNamespace
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,8 @@ from torch import nn
 from labkit.ranks import Link
 from labkit.replicas import Step, measure_steps
 from tests.labs.solutions import solution
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def small() -> nn.Module:

@@ -1,7 +1,9 @@
 """Lab 07: its checks judge what they should, and what nobody wrote gets nothing."""
 
 import contextlib
+import sys
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +17,8 @@ from labkit.checks._data_parallel_late import LateWork
 from labkit.checks._data_parallel_nets import build, expected_steps, trainable
 from labkit.ranks import run_ranks
 from tests.labs import corpus, ddp_adapter
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Plain:

@@ -3,9 +3,11 @@ disjoint data, several steps, modules that know nothing of it. The names called 
 our own.
 """
 
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from labkit.recorder import Recorder
 from tests.labs import ddp_adapter as adapters
 
 ROWS, STEPS = 8, 4
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Toy(nn.Module):
