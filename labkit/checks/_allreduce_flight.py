@@ -134,7 +134,7 @@ class Flight(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note(self, tensor: torch.Tensor, what: str, writes: bool) -> None:
-        for _, way, _, low, high, peer in self._open.values():
+        for _, way, _, low, high, peer in list(self._open.values()):  # another thread may post meanwhile
             if (writes or way == "early") and overlaps(tensor, low, high):
                 told = f"sent to rank {peer}" if way == "sent" else f"received from rank {peer}"
                 self._fault(way, f"{what} on {high - low} bytes that were still being {told}")

@@ -19,7 +19,7 @@ HINTS = {
     ),
     "misplaced": "Another chunk lies there. Tag each chunk with its number: which one arrives in step s, and where does it belong?",
     "precision": "The sum is close, but not to a few roundings of its dtype. In which dtype do your additions run?",
-    "integers": "An integer came out slightly different. Does every integer of 50 bits survive all the dtypes that your sum goes through?",
+    "integers": "An integer came out slightly different. Does every large integer survive all the dtypes that your sum goes through?",
     "remainder": "The last few numbers are wrong. Do the lengths of your chunks add up to n?",
     "adds": "In this phase, is the chunk that arrives a partial sum or an answer?",
     "mine": "The right chunks travel for some values of `mine` only. Which chunk does this rank hold at the start, by what it is told?",

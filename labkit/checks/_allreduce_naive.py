@@ -36,13 +36,14 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         return {"shape": list(shape), "dtype": dtype, "seed": int(torch.randint(1, 2**24, (), generator=generator))}
 
     cases = [
-        Case("4 ranks", {"runs": [run((5, 23))]}, world_size=4),
+        Case("4 ranks", {"runs": [run((5, 23)), run((5, 23))]}, world_size=4),
         Case("3 ranks", {"runs": [run((41,)), run((7, 3), "int64")]}, world_size=3, covers=(EDGE,)),
     ]
     if strict:
         cases.append(Case("one rank", {"runs": [run((4,))]}, world_size=1, covers=(EDGE,)))
         others = [run((), "float64"), run((3, 2, 5), "bfloat16"), run((9,), "int32")]
         cases.append(Case("2 ranks", {"runs": others}, world_size=2, covers=(EDGE,)))
+        cases.append(Case("5 ranks", {"runs": [run((3, 7))]}, world_size=5, covers=(EDGE,)))
     return cases
 
 

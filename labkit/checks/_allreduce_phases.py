@@ -38,11 +38,12 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         return {"sizes": sizes, "shift": shift, "dtype": dtype, "seed": int(torch.randint(1, 2**24, (), generator=generator))}
 
     cases = [
-        Case("4 ranks", {"runs": [run([25, 25, 25, 25], 1)]}, world_size=4),
-        Case("3 ranks", {"runs": [run([40, 39, 39], 1), run([1, 1, 0], 2), run([12, 30, 21], 0, "int64")]}, world_size=3, covers=(EDGE,)),
+        Case("4 ranks", {"runs": [run([25, 25, 25, 25], 1), run([25, 25, 25, 25], 2)]}, world_size=4),
+        Case("3 ranks", {"runs": [run([40, 39, 39], 1), run([1, 1, 0], 2), run([40, 39, 39], 0, "int64")]}, world_size=3, covers=(EDGE,)),
     ]
     if strict:
-        few = [run([31, 30], 1), run([0, 1]), run([0, 0]), run([17, 17], 0, "bfloat16"), run([16, 25], 1, "float64")]
+        few = [run([31, 30], 1), run([0, 1]), run([0, 0]), run([31, 30], 0, "bfloat16"), run([31, 30], 1, "int32"),
+               run([16, 25], 1, "float64")]
         cases += [
             Case("one rank", {"runs": [run([6])]}, world_size=1, covers=(EDGE,)),
             Case("2 ranks", {"runs": few}, world_size=2, covers=(EDGE,)),

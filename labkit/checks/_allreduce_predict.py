@@ -31,7 +31,7 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
                 "link": {"bandwidth_bytes_s": uniform(1e6, 1e11), "latency_s": uniform(1e-6, 1e-1), **link}}  # fmt: skip
 
     counts = [2, 3, 4, 5, 8, 16] + ([6, 7, 9, 31, 64, 100, 1024] if strict else [])
-    rows = [row(count) for count in counts] + [row(5, 0), row(3, latency_s=0.0)]
+    rows = [row(count) for count in counts] + [row(5, 0), row(3, latency_s=0.0), row(3, 5, latency_s=0.0)]
     return [Case("fresh links", {"rows": rows}), Case("one rank", {"rows": [row(1), row(1, 0)]}, covers=("one rank",))]
 
 

@@ -36,12 +36,13 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         return {"covers": covers, "shape": list(shape), "dtype": dtype, "layout": layout, "seed": seed}
 
     sizes, dtypes, place = "all sizes and rank counts", "other dtypes", "in place"
-    three = [run(place, (9, 14), layout="transposed"), run(place, (31, 5), layout="column"), run(dtypes, (53,), "int64")]
+    three = [run(place, (9, 14), layout="transposed"), run(place, (31, 5), layout="column"), run(dtypes, (53,), "int64"),
+             run(dtypes, (53,), "bfloat16")]  # fmt: skip
     if strict:
         three += [run(place, (6, 11), layout="every other row"), run(place, (2, 3, 20)), run(dtypes, (37,), "bfloat16"),
                   run(dtypes, (41, 2), "float64", "transposed"), run(dtypes, (33,), "int32"), run(dtypes, (65,), "float16")]  # fmt: skip
     cases = [
-        Case("4 ranks", {"runs": [run("", (1003,)), run("", (17, 30))]}, world_size=4),
+        Case("4 ranks", {"runs": [run("", (1003,)), run("", (17, 30)), run("", (1003,))]}, world_size=4),
         Case("3 ranks", {"runs": three}, world_size=3, covers=(place, dtypes)),
         Case("4 ranks, few numbers", {"runs": [run(sizes, (n,)) for n in (7, 5, 3, 1)]}, world_size=4, covers=(sizes,)),
         Case("one rank", {"runs": [run(sizes, (6, 2))]}, world_size=1, covers=(sizes,)),

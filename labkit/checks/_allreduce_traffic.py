@@ -31,7 +31,7 @@ def numbers(shape: Sequence[int], dtype: torch.dtype, seed: int, rank: int) -> t
     generator = torch.Generator().manual_seed(seed * 64 + rank)
     if dtype.is_floating_point:
         return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)
-    width = {torch.int16: 12, torch.int32: 27, torch.int64: 50}[dtype]  # beyond what float32 holds exactly, and the sum still fits
+    width = {torch.int16: 12, torch.int32: 27, torch.int64: 59}[dtype]  # beyond what floats of the size hold, and the sum still fits
     return torch.randint(-(2**width), 2**width, tuple(shape), generator=generator).to(dtype)
 
 

@@ -26,9 +26,10 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     cases = [
         Case("8 ranks", {"runs": [run(47)]}, world_size=8),
         Case("3 ranks", {"runs": [run(21)]}, world_size=3, covers=(EDGE,)),
+        Case("6 ranks", {"runs": [run(29)]}, world_size=6, covers=(EDGE,)),
     ]
     if strict:
-        others = [(1, 7), (5, 26), (6, 29)]
+        others = [(1, 7), (5, 26), (7, 31)]
         cases += [Case(f"{ranks} ranks", {"runs": [run(count)]}, world_size=ranks, covers=(EDGE,)) for ranks, count in others]
     return cases
 

@@ -391,7 +391,7 @@ def ring_all_reduce(x):
     every rank; nothing beside x has changed. Returns x, or nothing.
 
     With n elements on W ranks, each rank sends to one neighbour only, 2(W - 1) messages (you may
-    leave out empty ones), each of n / W elements, rounded up or down. Use your two functions. The
+    leave out empty ones), each of at most n / W elements, rounded up. Use your two functions. The
     same rules as in 6.1 for what to call and to wait for. About 6 lines.
     """
     ### BEGIN SOLUTION

@@ -381,3 +381,76 @@ def halves(x):
     up(0, world)
     down(0, world)
     return x
+
+
+# -- unusual, and legal --
+
+
+@right("whoever comes first, by a receive without a source", check=NAIVE)
+def no_source(x):
+    rank, world = place()
+    if rank:
+        dist.send(x, 0)
+        dist.recv(x, 0)
+        return 17
+    part, others = torch.empty_like(x), []
+    for _ in range(world - 1):
+        others.append(dist.recv(part))
+        x.add_(part)
+    for peer in others:
+        dist.send(x, peer)
+    return "ignored"
+
+
+@right("a thread for each peer", check=NAIVE)
+def thread_per_peer(x):
+    rank, world = place()
+    if rank:
+        dist.send(x, 0)
+        dist.recv(x, 0)
+        return
+    lock = threading.Lock()
+
+    def take(peer):
+        part = torch.empty_like(x)
+        dist.recv(part, peer)
+        with lock:
+            x.add_(part)
+
+    for task in (take, lambda peer: dist.send(x, peer)):
+        threads = [threading.Thread(target=task, args=(peer,)) for peer in range(1, world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+@right("leftwards, as bytes", check=GATHER)
+def gather_bytes(chunks, mine):
+    rank, world = place()
+    for step in range(world - 1):
+        sending = dist.isend(chunks[(mine + step) % world].view(torch.uint8), (rank - 1) % world)
+        dist.recv(chunks[(mine + step + 1) % world].view(torch.uint8), (rank + 1) % world)
+        sending.wait()
+
+
+@right("sends in a thread", check=GATHER)
+def gather_in_threads(chunks, mine):
+    rank, world = place()
+    for step in range(world - 1):
+        thread = threading.Thread(target=dist.send, args=(chunks[(mine - step) % world], (rank + 1) % world))
+        thread.start()
+        dist.recv(chunks[(mine - step - 1) % world], (rank - 1) % world)
+        thread.join()
+
+
+@right("a ring in another order: even ranks upwards, odd ones downwards", check=GATHER)
+def gather_zigzag(chunks, mine):
+    rank, world = place()
+    order = [*range(0, world, 2), *(peer for peer in range(world - 1, 0, -1) if peer % 2)]
+    at = order.index(rank)
+    held = [(mine - rank + order[(at - step) % world]) % world for step in range(world)]
+    for step in range(world - 1):
+        sending = dist.isend(chunks[held[step]], order[(at + 1) % world])
+        dist.recv(chunks[held[step + 1]], order[(at - 1) % world])
+        sending.wait()

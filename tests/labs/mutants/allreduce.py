@@ -812,3 +812,103 @@ def tree_in_flight(x):
 @wrong("the library's", check=TREE, criterion="runs", hint=None)
 def tree_library(x):
     dist.all_reduce(x)
+
+
+# -- what passes until a shape comes twice, a rank more, or larger numbers --
+
+
+@wrong("adds up in float64, whatever the dtype", check=NAIVE, criterion=OTHERS, hint="integers")
+def root_in_double(x):
+    rank, world = place()
+    if rank:
+        dist.send(x, 0)
+        dist.recv(x, 0)
+        return
+    part, summed = torch.empty_like(x), x.double()
+    for peer in range(1, world):
+        dist.recv(part, peer)
+        summed += part
+    x.copy_(summed)
+    for peer in range(1, world):
+        dist.send(x, peer)
+
+
+@wrong("knows ranks 0 to 3", check=NAIVE, criterion=OTHERS, hint="missing")
+def root_of_four(x):
+    rank, world = place()
+    if rank > 3:
+        return
+    if rank:
+        dist.send(x, 0)
+        dist.recv(x, 0)
+        return
+    part = torch.empty_like(x)
+    for peer in range(1, min(world, 4)):
+        dist.recv(part, peer)
+        x += part
+    for peer in range(1, min(world, 4)):
+        dist.send(x, peer)
+
+
+@wrong("keeps its buffers, by length alone", check=SCATTER, criterion="runs", hint="size")
+def scatter_kept_buffers(chunks):
+    rank, world = place()
+    kept = vars(torch.distributed).setdefault("_kept_by_length", {})
+    for step in range(world - 1):
+        grows = chunks[(rank - step - 1) % world]
+        part = kept.setdefault(len(grows), torch.empty_like(grows))
+        swap(chunks[(rank - step) % world], part, (rank + 1) % world, (rank - 1) % world)
+        grows += part
+    return (rank + 1) % world
+
+
+@wrong("integers travel as float64", check=GATHER, criterion=EDGE, hint="precision")
+def gather_in_double(chunks, mine):
+    rank, world = place()
+    for step in range(world - 1):
+        out, into = chunks[(mine - step) % world], chunks[(mine - step - 1) % world]
+        if out.is_floating_point():
+            swap(out, into, (rank + 1) % world, (rank - 1) % world)
+            continue
+        wide = torch.empty_like(into, dtype=torch.float64)
+        swap(out.double(), wide, (rank + 1) % world, (rank - 1) % world)
+        into.copy_(wide)
+
+
+@wrong("remembers the sum of each shape", check=RING, criterion="sum", hint="garbage")
+def ring_remembers(x):
+    kept = vars(torch.distributed).setdefault("_kept_by_shape", {})
+    chunks = list(x.contiguous().view(-1).tensor_split(place()[1]))
+    gather()(chunks, scatter()(chunks))
+    x.copy_(kept.setdefault((x.shape, x.dtype), torch.cat(chunks).view(x.shape)))
+
+
+@wrong("16 bit numbers travel as 32", check=RING, criterion="other dtypes", hint="wide")
+def ring_wide_halves(x):
+    flat = x.contiguous().view(-1)
+    flat = flat.float() if x.dtype in (torch.float16, torch.bfloat16) else flat
+    chunks = list(flat.tensor_split(place()[1]))
+    gather()(chunks, scatter()(chunks))
+    x.copy_(torch.cat(chunks).view(x.shape))
+
+
+@wrong("chunks of whole bytes, rounded down", check=PREDICT, criterion="ring", hint="bandwidth")
+def predict_rounded_down(ranks, nbytes, link):
+    def one(size):
+        return link.latency_s + size / link.bandwidth_bytes_s
+
+    rounds = math.ceil(math.log2(ranks))
+    return {"naive": 2 * (ranks - 1) * one(nbytes), "ring": 2 * (ranks - 1) * one(nbytes // ranks), "tree": 2 * rounds * one(nbytes)}
+
+
+@wrong("doubling for powers of two, else through rank 0", check=TREE, criterion=ANY, hint="depth")
+def tree_or_root(x):
+    rank, world = place()
+    if world & (world - 1):
+        through_root(x)
+        return
+    part, span = torch.empty_like(x), 1
+    while span < world:
+        swap(x.clone(), part, rank ^ span, rank ^ span)
+        x += part
+        span *= 2
