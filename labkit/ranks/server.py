@@ -42,6 +42,7 @@ _WELCOME = (
     "labkit.ranks.staged",
     "labkit.checks",
     "labkit.checks._probe",
+    "labkit.checks._warm",
 )
 
 
