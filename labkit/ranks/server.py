@@ -42,6 +42,7 @@ _WELCOME = (
     "labkit.ranks.staged",
     "labkit.checks",
     "labkit.checks._probe",
+    "labkit.checks._warm",
 )
 
 
@@ -59,6 +60,7 @@ def main(control_fd: int, parent: int) -> None:
     gc.freeze()  # a rank's collections skip what was imported here, and its pages stay shared
     importlib.import_module("labkit.recorder._patches").frozen = True
     control.send(b"R")
+    system.gather_pages()
     _serve(control, parent)
 
 

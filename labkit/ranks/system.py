@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_MADV_COLLAPSE = 25
 _LINUX = sys.platform == "linux"
 _libc = ctypes.CDLL(None, use_errno=True) if _LINUX else None
 
@@ -26,6 +27,24 @@ def adopt_orphans() -> None:
     """Make descendants whose parent dies children of this process, so that none can get away by a double fork."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def gather_pages() -> None:
+    """Move this process's own memory to large pages (Linux 6.1 and later; elsewhere nothing happens).
+
+    A fork copies an entry for every page, and the forked process's end takes each away again: 11 ms for 190 MB, 1 ms after this.
+    Memory that is written later, in a forked process, is still copied by small pages.
+    """
+    if _libc is None:
+        return
+    _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    areas: list[list[str]] = []
+    with suppress(OSError), open("/proc/self/maps") as file:
+        areas = [line.split() for line in file]
+    for where, access, _, _, _, *name in areas:
+        if access == "rw-p" and (not name or name[0].startswith(("[heap]", "[anon"))):
+            start, _, end = where.partition("-")
+            _libc.madvise(int(start, 16), int(end, 16) - int(start, 16), _MADV_COLLAPSE)  # what cannot be moved stays as it is
 
 
 def children(pid: int) -> list[int]:
