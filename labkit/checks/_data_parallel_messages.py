@@ -64,6 +64,12 @@ def judge_buckets(run: Run, seen: Observation, index: int, where: str) -> list[F
             for one, text in zip(found, (str(len(sizes)), f"{sum(sizes)} bytes"), strict=True)]  # fmt: skip
 
 
+def blocks(early: list[Any]) -> bool:
+    """Whether anybody waits in these first messages of a step, once an all-reduce has started (before, it is for something else)."""
+    first = next((number for number, (kind, *_) in enumerate(early) if kind == "all_reduce"), len(early))
+    return any(kind == "wait" or kind == "all_reduce" and not asynchronous for kind, _, asynchronous in early[first:])
+
+
 def judge_overlap(name: str, run: Run, seen: Observation, index: int, where: str) -> Finding:
     """All-reduces start before the last gradient is there, and nobody waits in between. A first step may be used to look around."""
     expected, counts = "all-reduces start before the last gradient, none is waited for", []
@@ -73,7 +79,7 @@ def judge_overlap(name: str, run: Run, seen: Observation, index: int, where: str
             early = row["rows"][: row["at_last"]]
             started, count = sum(kind == "all_reduce" for kind, *_ in early), len(reduced(row))
             counts.append((started, count))
-            if any(kind == "wait" or not asynchronous for kind, _, asynchronous in early if kind in ("wait", "all_reduce")):
+            if blocks(early):
                 return Finding(name, False, expected, f"{place}: backward waits for a message", "blocks")
             if not started:
                 return Finding(name, False, expected, f"{place}: none of {count} starts before the last gradient", "late")

@@ -6,7 +6,7 @@ import torch
 
 from labkit.checks._core import Case, Check, Criterion, Finding, Observation, register
 from labkit.checks._data_parallel_hints import HINTS, on_error
-from labkit.checks._data_parallel_messages import judge_buckets, reduced
+from labkit.checks._data_parallel_messages import blocks, judge_buckets, reduced
 from labkit.checks._data_parallel_nets import trainable
 from labkit.checks._data_parallel_steps import FORBIDS, judge_bits, judge_steps, seed_of, train, worst
 
@@ -61,7 +61,7 @@ def _judge_ahead(run: dict[str, Any], seen: Observation, index: int, where: str)
         for rank, one in enumerate(seen.ranks):
             row, place = one.values["rows"][index]["steps"][step], f"{where}, step {step + 1}, rank {rank}"
             before = row["rows"][: row["at_last"]]
-            if any(kind == "wait" or not asynchronous for kind, _, asynchronous in before if kind in ("wait", "all_reduce")):
+            if blocks(before):
                 return Finding("overlap kept", False, expected, f"{place}: backward waits for a message", "blocks")
             count = sum(kind == "all_reduce" for kind, *_ in row["rows"][: row["behind"]])
             early = sum(kind == "all_reduce" for kind, *_ in before)
