@@ -102,7 +102,7 @@ register(Check(
         Criterion("three steps", "numbers", 0.5, "recomputed"),
         Criterion("priority", "technique", 0.5, "wire"),
         Criterion("overlap kept", "technique", 0.25),
-        Criterion("messages", "technique", 0.25, "wire"),
+        Criterion("messages", "cost", 0.25, "wire"),
         Criterion("same bits", "cost", 0.25, "recomputed"),
         Criterion(OTHERS, "cost", 0.25, "recomputed"),
     ),
