@@ -16,6 +16,7 @@ HINTS = {
     "aliased-start": "The tensors that the store was made of changed with its steps, or it with them. Who owns the memory?",
     "aliased-gradient": "A gradient that a worker sent was written to. Into which tensor do you add up?",
     "kept-gradient": "A gradient was still read after the call that it was given to. What may its worker have written there by then?",
+    "non-leaf": "What the store starts from may be a model's own Parameters. What does a clone of one still hang on?",
     "names": "A pull does not hold the names and shapes that the store was made of. What does a worker expect to find?",
     "graph": "What a worker pulls still knows how it was made. Does anyone want to backpropagate through a server?",
     # rules of a server
@@ -63,6 +64,8 @@ HINTS = {
     "velocity": "This gradient holds a part of an earlier one. Where does velocity live?",
     "wrong-clock": "Who knows which batch is next: the worker, or the server, which has seen what arrived?",
     "deadline": "How long is forever in a test?",
+    "half-second": "An answer got lost. Who waits in the meantime, and for how long may this worker keep them waiting?",
+    "returns": "A hook may not return anything. What does `box.send` return, and so what does your hook?",
     "ask-again": "The answer got lost. What does the worker do that would bring another?",
     "old-answer": "Two answers lay in the mailbox. Which of them is news?",
     "named-again": "The server names a batch that this worker has done already. What may have become of that push?",
@@ -88,6 +91,10 @@ def on_error(error: dict[str, Any]) -> str | None:
         return "return"
     if kind == "AttributeError" and "'NoneType' object has no attribute 'detach'" in message:
         return "twice-sent"
+    if kind == "ValueError" and "non-leaf" in message:
+        return "non-leaf"
+    if kind == "TypeError" and "but hook returned" in message:
+        return "returns"
     if kind == "RuntimeError" and "leaf" in message and "in-place" in message:
         return "graph"
     return None

@@ -19,10 +19,20 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
     more = 3 if strict else 1
     return [
         Case(WHOLE, {"kind": WHOLE, "runs": [_script(rng, 1, 5) for _ in range(more)]}),
-        Case(MIXED, {"kind": MIXED, "runs": [_script(rng, 3, 5, again=0.25) for _ in range(more)]}, covers=(MIXED,)),
-        Case(LIVES, {"kind": LIVES, "runs": [_script(rng, workers, 6, deaths=0.2) for workers in (1, 2, 3) for _ in range(more)]},
+        Case(MIXED, {"kind": MIXED, "runs": [*(_script(rng, 3, 5, again=0.25) for _ in range(more)), AGAIN]}, covers=(MIXED,)),
+        Case(LIVES, {"kind": LIVES, "runs": [*(_script(rng, workers, 6, deaths=0.2) for workers in (1, 2, 3) for _ in range(more)), BACK]},
              covers=(LIVES, HELD)),
     ]  # fmt: skip
+
+
+def _story(*parts: tuple[int, int, str]) -> list[list]:
+    """Arrivals of worker 0, told as (life, clock, layers)."""
+    return [[0, life, clock, int(layer)] for life, clock, layers in parts for layer in layers]
+
+
+# all of a push again, at once and after the next one; a later life at an earlier clock
+AGAIN = _story((0, 0, "012"), (0, 0, "120"), (0, 1, "210"), (0, 0, "012"), (0, 1, "012"), (0, 2, "201"))
+BACK = _story((0, 2, "012"), (0, 3, "01"), (1, 1, "2"), (0, 3, "2"), (1, 1, "01"), (0, 3, "012"), (1, 2, "012"))
 
 
 def _script(rng: random.Random, workers: int, clocks: int, again: float = 0.0, deaths: float = 0.0) -> list[list]:

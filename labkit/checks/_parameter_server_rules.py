@@ -44,7 +44,7 @@ def _sync_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     late = {"workers": 4, "need": 3, "clocks": 4, "script": [
         ["pull", 0], ["pull", 1], ["pull", 2], ["pull", 3], ["push", 0, 0], ["push", 1, 0], ["push", 2, 0], ["pull", 0], ["push", 3, 0],
         ["pull", 3], ["push", 3, 0], ["push", 0, 0], ["push", 3, 1], ["pull", 1], ["pull", 2], ["push", 0, 1], ["push", 1, 1],
-        ["push", 2, 1], ["pull", 2],
+        ["death", 2], ["push", 2, 1], ["death", 1], ["push", 1, 1], ["push", 2, 1],
     ]}  # fmt: skip
     return [
         Case(EVERYONE, {"kind": EVERYONE, "runs": runs([(3, 3), (1, 1), (4, 4), *odd])}),
@@ -65,8 +65,12 @@ def _bounded_cases(generator: torch.Generator, strict: bool) -> list[Case]:
     aside = [{**run, "aside": True} for run in [*runs([(4, 1)]), *runs([(3, None)], again=0.3)]]
     back = {"workers": 3, "bound": 1, "clocks": 20, "script": [
         ["pull", 0], ["pull", 1], ["pull", 2], ["push", 0, 0], ["pull", 0], ["push", 0, 1], ["pull", 0], ["push", 1, 0], ["death", 2],
-        ["push", 0, 2], ["pull", 0], ["pull", 1], ["push", 1, 1], ["push", 2, 0], ["pull", 1], ["push", 1, 2], ["pull", 2], ["push", 2, 0],
-        ["pull", 0], ["push", 2, 3], ["pull", 2], ["push", 2, 2],
+        ["death", 2], ["push", 0, 2], ["pull", 0], ["pull", 1], ["push", 1, 1], ["push", 2, 0], ["pull", 1], ["push", 1, 2], ["pull", 2],
+        ["push", 2, 0], ["pull", 0], ["push", 2, 3], ["pull", 2], ["push", 2, 2],
+    ]}  # fmt: skip
+    away = {"workers": 3, "bound": 0, "clocks": 20, "script": [  # dies while it waits, and what it waited for comes true
+        ["pull", 0], ["pull", 1], ["pull", 2], ["push", 0, 0], ["pull", 0], ["death", 0], ["push", 1, 0], ["pull", 1], ["push", 2, 0],
+        ["pull", 2], ["pull", 0],
     ]}  # fmt: skip
     alone = {"workers": 1, "bound": 0, "clocks": 20, "script": [
         ["pull", 0], ["push", 0, 0], ["death", 0], ["pull", 0], ["push", 0, 1], ["pull", 0],
@@ -77,7 +81,7 @@ def _bounded_cases(generator: torch.Generator, strict: bool) -> list[Case]:
         Case(TWICE, {"kind": TWICE, "runs": runs([(3, None), (4, None)], again=0.35)}, covers=(TWICE,)),
         Case(BOUND, {"kind": BOUND, "runs": [*runs([(3, 1), (2, 0), (4, 3)], slow=0), *runs([(3, 2), *odd], again=0.2)]},
              covers=(BOUND,)),
-        Case(DEATHS, {"kind": DEATHS, "runs": [back, *([alone] if strict else []), *runs([(3, 1), (4, 2), *odd], deaths=0.1)]},
+        Case(DEATHS, {"kind": DEATHS, "runs": [back, away, *([alone] if strict else []), *runs([(3, 1), (4, 2), *odd], deaths=0.1)]},
              covers=(DEATHS,)),
         Case(DELAY, {"kind": DELAY, "runs": [*runs([(3, None)]), *aside]}, covers=(DELAY,)),
     ]  # fmt: skip

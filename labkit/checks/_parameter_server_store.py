@@ -57,6 +57,7 @@ def _same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
 
 def _probe(candidate: Any, case: Case) -> Observation:
     given, steps = tensors_of(case.values)
+    given["b.weight"] = torch.nn.Parameter(given["b.weight"])  # as the lab's own model has them
     start, _ = tensors_of(case.values)
     store = candidate(given, make_optimizer)
     versions, attributes, tensors = [], [], {}

@@ -24,14 +24,14 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         return [[{"clock": clock, "seed": seed()} for clock in row] for row in rows]
 
     start = number(5, 30)
-    lost: list[Any] = [None, 0, 1, None, 1, None, None, (1, 2), 3, None]
+    lost: list[Any] = [None, 0, 1, None, 1, None, None, (1, 2), 3, *[None] * 6, 4, None]
     cases = [
         Case(GRADIENTS, {"kind": GRADIENTS, "answers": answers(0, 1, 2), "data": seed()}),
         Case(CLOCK, {"kind": CLOCK, "answers": answers(start, start + 1, start + number(3, 9)), "data": seed()}, covers=(CLOCK,)),
         Case(LOST, {"kind": LOST, "answers": answers(*lost), "data": seed()}, covers=(LOST,)),
     ]
     if strict:
-        more = [None, None, (4, 4), 5, None, 5, (5, 6), None, (6, 6, 9)]
+        more = [None, None, (4, 4), 5, None, 5, (5, 6), None, (6, 6, 9), *[None] * 12, 10]
         cases.append(Case("more " + LOST, {"kind": LOST, "answers": answers(*more), "data": seed()}, covers=(LOST,)))
         cases.append(Case("nothing to do", {"kind": STOP, "answers": [], "data": seed()}, covers=(STOP,)))
     return cases
@@ -119,6 +119,8 @@ def _count_fault(kind: str, rows: list[list[int]], sent: list[int]) -> tuple[str
 
 
 def _stuck_words(stuck: str) -> str:
+    if stuck == "half-second":
+        return "waits for longer than half a second before it asks again"
     if stuck == "deadline":
         return "waits without a limit for an answer that is lost"
     return "an answer is lost, and it does not ask again"

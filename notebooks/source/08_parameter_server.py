@@ -150,8 +150,8 @@ class Store:
     """The parameters and their optimizer.
 
     Store(parameters, make_optimizer)
-        parameters     : dict of name -> tensor, the values to start from. Copied: not written to,
-                         and nobody's later changes show
+        parameters     : dict of name -> tensor (a model's Parameters, too), the values to start
+                         from. Copied: not written to, and nobody's later changes show
         make_optimizer : makes a torch.optim optimizer from a list of tensors
     version : how many steps have been taken, 0 at first
     pull()  : returns (version, dict of name -> tensor): copies that belong to the caller, without
@@ -192,7 +192,7 @@ exam("parameter_server.store", Store, points=1)
 # <details><summary>Hint 1</summary>List all tensors that cross the border, in either direction. Who may write to each of them later?</details>
 # <details><summary>Hint 2</summary>An optimizer takes plain tensors, too, if you give them a <code>.grad</code>. It keeps its own memory: make it
 # once.</details>
-# <details><summary>Hint 3</summary>start: clone each tensor, make the optimizer of the clones. pull: the version and clones. apply: for each name
+# <details><summary>Hint 3</summary>start: detach and clone each tensor, make the optimizer of the clones. pull: the version and clones. apply: for each name
 # put the mean of the gradients into .grad; step; count.</details>
 
 # %%
@@ -243,7 +243,8 @@ class SyncServer:
                     says nothing about being alive, and is no reason for an answer of its own
     death(worker) : it is gone; if it was waiting, it is not answered. What it pushed still counts
     Each returns the list of workers that are answered now (it may be empty). Anything may come
-    twice and in any order. At least one worker is alive at any time.
+    twice, and late. One worker's pushes first come in the order of their clocks. At least one
+    worker is alive at any time.
 
     clock(worker) : the clock of the batch that this worker computes next: the number of the round
     dropped       : list of (worker, clock), each late gradient once
@@ -400,7 +401,7 @@ exam("parameter_server.layers", Layers, points=1)
 
 # %% [markdown]
 # A **hook** runs when a parameter's gradient is ready, while backward goes on:
-# `p.register_post_accumulate_grad_hook(f)` calls `f(p)`.
+# `p.register_post_accumulate_grad_hook(f)` calls `f(p)`, which returns nothing.
 
 # %%
 print(words(do="pull"))  # worker to server: asks

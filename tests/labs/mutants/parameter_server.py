@@ -1,5 +1,6 @@
 """Wrong parameter servers, as people really write them (PSV-..: public reports) and as an unkind reviewer would."""
 
+import copy
 import json
 import math
 
@@ -753,3 +754,110 @@ class FirstAnswer(bounded("")):
                 self.read[worker] = before[worker]
             self.told[worker] = self.clocks[worker]
         return ready
+
+
+# -- what passes until a Parameter, a second death or a longer silence comes --
+
+
+@wrong("clones that still hang on the model's Parameters", check=STORE, criterion="runs", hint="non-leaf")
+class NotDetached(stores("")):
+    def __init__(self, parameters, make_optimizer):
+        self.parameters = {name: p.clone() for name, p in parameters.items()}
+        self.optimizer, self.version = make_optimizer(list(self.parameters.values())), 0
+
+
+@wrong("deep copies, which require gradients as what they were made of", check=STORE, criterion="own memory", hint="graph")
+class DeepCopies(stores("")):
+    def __init__(self, parameters, make_optimizer):
+        self.parameters = copy.deepcopy(dict(parameters))
+        self.optimizer, self.version = make_optimizer(list(self.parameters.values())), 0
+
+    def pull(self):
+        return self.version, copy.deepcopy(self.parameters)
+
+
+@wrong("a dead worker's late gradient is not noted", check=SYNC, criterion=BACKUP, hint="dropped")
+class NotNotedWhenDead(rounds("")):
+    def push(self, worker, clock, gradient):
+        if clock < self.store.version and worker not in self.alive:
+            return []
+        return super().push(worker, clock, gradient)
+
+
+@wrong("a death empties the memory of what has come", check=SYNC, criterion=BACKUP, hint="dropped")
+class ForgetsTheDead(rounds("")):
+    def death(self, worker):
+        self.seen = {key for key in self.seen if key[0] != worker}
+        return super().death(worker)
+
+
+@wrong("compares (clock, life)", check=LAYERS, criterion="deaths in mid-push", hint="old-life")
+class ClockFirst(layered("")):
+    def arrive(self, worker, life, clock, name, gradient):
+        return super().arrive(worker, clock, life, name, gradient)
+
+
+@wrong("forgets a push that is done", check=LAYERS, criterion="several workers", hint="again-whole")
+class ForgetsWhatIsDone(layered("")):
+    def arrive(self, worker, life, clock, name, gradient):
+        whole = super().arrive(worker, life, clock, name, gradient)
+        if whole is not None:
+            del self.newest[worker]
+            self.parts = {key: parts for key, parts in self.parts.items() if key[0] != worker}
+        return whole
+
+
+@wrong("a second death of the same worker is an error", check=BOUNDED, criterion="runs", hint="news-twice")
+class DiesOnce(bounded("")):
+    def death(self, worker):
+        self.alive.remove(worker)
+        return super().death(worker)
+
+
+@wrong("died while it waited, and is answered when it comes back by another's push", check=BOUNDED, criterion=DEATHS, hint="answers-dead")
+class WaitsBeyondDeath(bounded("")):
+    def death(self, worker):
+        waited = worker in self.waiting
+        ready = super().death(worker)
+        if waited:
+            self.waiting.add(worker)
+        return ready
+
+
+def asking(patience=None, wait_s=0.4, returns=False):
+    def work(box, model, loss_of):
+        named, clock, silences = dict(model.named_parameters()), 0, 0
+
+        def hook_of(name):
+            def hook(p):
+                sent = box.send(0, words(do="push", clock=clock, layer=name), {name: p.grad})
+                return sent if returns else None
+
+            return hook
+
+        for name, p in named.items():
+            p.register_post_accumulate_grad_hook(hook_of(name))
+        while patience is None or silences < patience:
+            box.send(0, words(do="pull"))
+            message = box.recv(timeout_s=wait_s)
+            while box.poll():
+                message = box.recv(timeout_s=wait_s)
+            if message is None:
+                silences += 1
+                continue
+            silences, said = 0, json.loads(message.data)
+            if said.get("stop"):
+                return
+            clock = said["clock"]
+            with torch.no_grad():
+                for name, p in named.items():
+                    p.copy_(message.tensors[name])
+                    p.grad = None
+            loss_of(model, clock).backward()
+
+    return work
+
+
+wrong("gives up after five silences", check=WORKER, criterion="lost and old answers", hint="ask-again")(asking(patience=5))
+wrong("waits for two seconds", check=WORKER, criterion="lost and old answers", hint="half-second")(asking(wait_s=2.0))
+wrong("a hook that returns what send returns", check=WORKER, criterion="runs", hint="returns")(asking(returns=True))
