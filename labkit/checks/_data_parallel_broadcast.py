@@ -20,11 +20,12 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
 
     cases = [
         Case("3 ranks", runs("convolution and BatchNorm", "frozen layer"), world_size=3),
-        Case("2 ranks", runs("tied weights", "BatchNorm without weights"), world_size=2, covers=(OTHERS,)),
+        Case("2 ranks", runs("tied weights", "BatchNorm without weights", "weights in channels_last", "float32 and float64"), world_size=2,
+             covers=(OTHERS,)),
     ]
     if strict:
         cases += [
-            Case("4 ranks", runs("transformer encoder", "LSTM", "float32 and float64"), world_size=4, covers=(OTHERS,)),
+            Case("4 ranks", runs("transformer encoder", "LSTM"), world_size=4, covers=(OTHERS,)),
             Case("one rank", runs("convolution and BatchNorm"), world_size=1, covers=(OTHERS,)),
         ]
     return cases

@@ -28,6 +28,7 @@ HINTS = {
     # gradients
     "local": "Each rank still holds its own gradient. Which tensor did you reduce, who reads the result, and did anybody wait for it?",
     "sum": "It is the gradient of the mean times the number of ranks. What did all_reduce leave in the tensor, and what was asked for?",
+    "divisor": "It is the mean times the same factor everywhere. By what do you divide, and does that follow the number of ranks?",
     "small": "It is too small by a factor. How often is each gradient divided, and is it reduced once?",
     "twice": "Some gradient was divided or reduced more than once. How often does a shared parameter report ready?",
     "late-write": "Who owns a buffer between the launch of its message and the wait?",
@@ -65,12 +66,14 @@ HINTS = {
     # no_sync
     "talks": "Something is sent inside no_sync. Which line decides to send, and what does it know of the context?",
     "stays-quiet": "After the context the hooks stay quiet. What does the flag say now, also if an error left the context?",
+    "swallowed": "An error was raised inside no_sync. Who hears of it, once the context is left?",
     "counts": "Wrong only after no_sync. What did the hooks count while they were to be quiet?",
     "earlier": "A gradient that came inside no_sync is lost. What is in .grad of a parameter that the last backward did not use?",
     "accumulated": "The pieces' gradients are not all in the mean. When is .grad read, and what was in it before this backward?",
     # priority
     "order": "Write down which parameter each message carries, from the first to the last. Which one does the next forward need first?",
     "ahead": "Count the messages that start before backward is over. How many may, and how many should?",
+    "waits-between": "finish() starts all that are held before it waits for any. When does your second one start?",
     "ahead-order": "In backward, which gradients are there first?",
 }
 

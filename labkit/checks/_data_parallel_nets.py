@@ -46,6 +46,28 @@ class _Branches(nn.Module):
         return self.head(torch.tanh(self.branches[branch](torch.tanh(self.stem(x)))))
 
 
+class _LateBranches(_Branches):
+    """As _Branches, but nothing that all ranks leave out comes before the branches in the order of buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spare = self.spare
+        del self.spare
+        self._modules = {"spare": spare, **self._modules}
+
+
+class _ChannelsLast(nn.Module):
+    """Weights that do not lie in memory row by row, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+        self.register_buffer("angles", torch.randn(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.angles.sum()
+
+
 class _Disorder(nn.Module):
     """Uses its layers in another order than that in which it holds them."""
 
@@ -64,7 +86,7 @@ class _Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.low, self.wide, self.out = nn.Linear(5, 6), nn.Linear(6, 4).double(), nn.Linear(4, 3)
+        self.low, self.wide, self.out = nn.Linear(5, 6), nn.Linear(6, 4, dtype=torch.float64), nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(torch.tanh(self.wide(torch.tanh(self.low(x)).double())).float())
@@ -83,6 +105,9 @@ NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # how to b
     "frozen layer": (_frozen, (6,)),
     "another branch on each rank": (_Branches, (6,)),
     "another branch in each piece": (_Branches, (6,)),
+    "another branch on each rank, unused first": (_LateBranches, (6,)),
+    "weights in channels_last": (_ChannelsLast, (2, 5, 5)),
+    "wide chain": (lambda: _chain().double(), (7,)),
     "layers held in another order": (_Disorder, (5,)),
     "float32 and float64": (_Mixed, (5,)),
     "BatchNorm without weights": (lambda: nn.BatchNorm1d(4, affine=False), (4,)),
@@ -97,7 +122,7 @@ def build(name: str, seed: int, rank: int) -> nn.Module:
         net = NETS[name][0]()
     with torch.no_grad():
         for buffer in net.buffers():
-            buffer += rank + 1
+            buffer += rank + 1 if buffer.is_floating_point() else rank + 2**40 + 1  # more than float32 can tell apart
     return net
 
 
@@ -106,7 +131,9 @@ def batch(name: str, seed: int, rank: int, number: int, rows: int = 5) -> tuple[
     generator = torch.Generator().manual_seed((seed * 64 + rank) * 1000 + number + 1)
     shape = (rows, *NETS[name][1])
     x = torch.randint(9, shape, generator=generator) if name == "tied weights" else torch.randn(shape, generator=generator)
+    x = x.double() if name == "wide chain" else x
     keywords = {"another branch on each rank": {"branch": (rank + number) % 2},
+                "another branch on each rank, unused first": {"branch": (rank + number) % 2},
                 "another branch in each piece": {"branch": number % 2}}.get(name, {})  # fmt: skip
     return x, keywords, generator
 

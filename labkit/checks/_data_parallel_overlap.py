@@ -29,15 +29,15 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         return {"net": net, "seed": seed_of(generator), "cap": cap, "keep": keep, "steps": [[""]] * steps}
 
     others = [run("tied weights", 200), run("frozen layer", 100, keep=True), run("another branch on each rank", 400),
-              run("convolution and BatchNorm", 300), run("a large layer", 300, keep=True),
-              run("layers held in another order", 400)]  # fmt: skip
+              run("another branch on each rank, unused first", 1), run("convolution and BatchNorm", 300),
+              run("a large layer", 300, keep=True), run("layers held in another order", 400)]  # fmt: skip
     cases = [
         Case("3 ranks", {"runs": [run("chain", 640) | {"weigh": True}]}, world_size=3),
         Case("2 ranks", {"runs": others}, world_size=2, covers=(OTHERS,)),
     ]
     if strict:
         more = [run("transformer encoder", 2000), run("LSTM", 500, keep=True), run("float32 and float64", 150),
-                run("another branch on each rank", 1), run("chain", 10**6)]  # fmt: skip
+                run("another branch on each rank", 1), run("wide chain", 2600), run("chain", 10**6)]  # fmt: skip
         cases += [
             Case("3 ranks, other modules", {"runs": more}, world_size=3, covers=(OTHERS,)),
             Case("4 ranks", {"runs": [run("chain", 500, keep=True)]}, world_size=4, covers=(RANKS,)),

@@ -18,7 +18,8 @@ def _cases(generator: torch.Generator, strict: bool) -> list[Case]:
         return {"net": net, "seed": seed_of(generator), "cap": cap, "keep": keep, "steps": steps or [[""]] * 3, "options": {"ahead": ahead}}
 
     ahead = int(torch.randint(2, 5, (), generator=generator))
-    few = [run("another branch on each rank", 400, 1), run("tied weights", 1, 2, keep=True), run("chain", 1, 0)]
+    few = [run("another branch on each rank", 400, 1), run("another branch on each rank, unused first", 1, 4),
+           run("tied weights", 1, 2, keep=True), run("chain", 1, 0)]  # fmt: skip
     cases = [
         Case("3 ranks", {"runs": [run("chain", 1, ahead)]}, world_size=3),
         Case("2 ranks", {"runs": few}, world_size=2, covers=(OTHERS,)),
@@ -67,6 +68,10 @@ def _judge_ahead(run: dict[str, Any], seen: Observation, index: int, where: str)
             early = sum(kind == "all_reduce" for kind, *_ in before)
             if count != min(ahead, len(reduced(row))):
                 return Finding("overlap kept", False, expected, f"{place}: {count}", "ahead")
+            after = row["rows"][row["behind"]:]
+            last = max((number for number, (kind, *_) in enumerate(after) if kind == "all_reduce"), default=0)
+            if any(kind == "wait" or kind == "all_reduce" and not asynchronous for kind, _, asynchronous in after[:last]):
+                return Finding("overlap kept", False, expected, f"{place}: finish() waits before it has started all", "waits-between")
             if ahead and not early and count > 1:
                 return Finding("overlap kept", False, expected, f"{place}: none before the last gradient", "late")
     return Finding("overlap kept", True, expected, str(ahead))
@@ -85,6 +90,9 @@ def _judge_order(run: dict[str, Any], seen: Observation, index: int, where: str)
             told = [sizes.get(payload, f"{payload} bytes") for payload in reduced(row)]
             if told[ahead:] != then or sorted(told[:ahead]) != sorted(first):
                 place = f"{where}, step {step + 1}, rank {rank}: {', '.join(told[: ahead + 3])}, ..."
+                begun = sum(kind == "all_reduce" for kind, *_ in row["rows"][: row["behind"]])
+                if begun != ahead:
+                    return Finding("priority", False, expected, place, "ahead")
                 return Finding("priority", False, expected, place, "order" if sorted(told[:ahead]) == sorted(first) else "ahead-order")
     return Finding("priority", True, expected, "so")
 

@@ -106,7 +106,9 @@ class Trainer:
                 if raises:
                     raise Interruption("raised by the check inside no_sync")
         except Interruption:
-            pass
+            return
+        if raises:
+            raise WrongResult("the exception did not leave no_sync", "swallowed")
 
 
 def train(candidate: Any, runs: Sequence[Run]) -> Observation:
@@ -142,6 +144,8 @@ def why(observed: torch.Tensor, parts: list[torch.Tensor], rank: int, late: bool
         return "users"
     if abs(low - world) < 0.1:
         return "sum"
+    if world % 2 and abs(low - world / 2) < 0.1:  # half of an even number may have other reasons
+        return "divisor"
     return "small" if low < 1 else "twice"
 
 

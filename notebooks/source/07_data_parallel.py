@@ -390,8 +390,8 @@ class DataParallel:
     In backward, hooks start dist.all_reduce(..., async_op=True) as buckets fill, and wait for nothing:
     the first before the last gradient is there, on every rank that uses all its parameters.
     A bucket holds gradients of one dtype, together bucket_bytes or as near as the parameters let it:
-    it may end before the parameter that would be too much, or with it. A parameter larger
-    than that has its own. Every gradient is sent once, and nothing for frozen ones.
+    it may end before the parameter that would be too much, or with it. So a larger one stands
+    alone, or last. Every gradient is sent once, and nothing for frozen ones.
     Gradients may be new tensors, or views of a bucket; zero_grad may keep them or set them to None.
     About 30 lines.
     """
@@ -525,7 +525,8 @@ predicted_part = 0.25
 class Accumulating(DataParallel):
     """Your DataParallel, with no_sync. (You may change DataParallel for it, and run its cell again.)
 
-    with replica.no_sync(): forwards and backwards inside send nothing; their gradients add up in .grad
+    with replica.no_sync(): pieces whose forward and backward are inside send nothing; their
+    gradients add up in .grad. Other replicas are not concerned.
     Afterwards all is as before, also when an exception leaves the context: the next backward and
     finish() average all that is in .grad. That includes parameters that this last backward does
     not use, but one inside no_sync did. finish() is not called inside.

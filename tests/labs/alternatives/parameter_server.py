@@ -753,8 +753,8 @@ def own_watch(box, model, loss_of):
             p.data, p.grad = message.tensors[name], None
 
         def hook_of(name, clock):
-            def hook(p):
-                box.send(0, json.dumps({"do": "push", "clock": clock, "layer": name}).encode(), {name: p.grad})
+            def hook(parameter):
+                box.send(0, json.dumps({"do": "push", "clock": clock, "layer": name}).encode(), {name: parameter.grad})
 
             return hook
 

@@ -412,7 +412,7 @@ class Flawed:
         named = module.named_parameters(remove_duplicate=not has("tied twice"))
         wanted = [p for _, p in named if p.requires_grad or has("frozen sent")]
         for p in wanted if has("forward order") else wanted[::-1]:
-            size = p.nbytes
+            size = p.numel() * 4 if has("four bytes each") else p.nbytes
             if has("large lost") and size > bucket_bytes:
                 continue
             if size > room or p.dtype != dtype or has("one per parameter"):
@@ -496,11 +496,17 @@ class Flawed:
             kept = [number for number in left if number < self.ahead]
             held = [number for number in left if number >= self.ahead]
             left = kept + held[::-1]
+            if has("all turned round"):
+                left = (kept + held)[::-1]
             if has("alphabetical"):
                 left = sorted(left, key=lambda number: self.buckets[number][0].numel())
+        if has("left turned round"):
+            left = left[::-1]
         if not has("unfilled forgotten"):
             for number in left:
                 self.launch(number)
+                if has("waits between"):
+                    self.flying[-1][2].wait()
         for bucket, flat, work in self.flying:
             if work is not None and not has("never waits"):
                 work.wait()
@@ -550,6 +556,9 @@ class Flawed:
             return
         try:
             yield
+        except Exception:
+            if not has("swallows"):
+                raise
         finally:
             self.quiet = has("stays on")
             if has("drops gradients"):
@@ -663,7 +672,7 @@ overlap("DDP-07: tied weights counted twice", MODULES, "twice", flawed("tied twi
 overlap("AR-28, DDP-11: counters not reset", STEPS, "later-steps", flawed("counters kept"))
 overlap("AR-28: order not reset", STEPS, "later-steps", flawed("order kept"))
 overlap("AR-28: the list of works is never emptied", "nothing piles up", "piles-up", flawed("handles kept"))
-overlap("DDP-08: unfilled buckets never sent", MODULES, "local", flawed("unfilled forgotten"))
+overlap("DDP-08: unfilled buckets never sent", "runs", "deadlock", flawed("unfilled forgotten"))
 overlap("buckets go when full, in any order", "runs", "deadlock", flawed("no order"))
 overlap("unused gradients stay None", MODULES, "none", flawed("unused stay none"))
 overlap("keywords are dropped", "runs", None, flawed("positional only"))
@@ -691,9 +700,9 @@ def priority(name, criterion, hint, candidate):
 
 
 priority("does nothing", STEPS, "start", type("HastyNothing", (DoesNothing,), {}))
-priority("the plain version", "priority", "ahead-order", type("HastyPlain", (Plain,), {}))
+priority("the plain version", "priority", "ahead", type("HastyPlain", (Plain,), {}))
 priority("as they come", "priority", "order", flawed("as they come"))
-priority("ahead has no effect", "priority", "order", flawed("ahead ignored"))
+priority("ahead has no effect", "priority", "ahead", flawed("ahead ignored"))
 priority("by size", "priority", "order", flawed("alphabetical"))
 priority("all after backward", "overlap kept", "ahead", flawed("late"))
 priority("no division", STEPS, "sum", flawed("no division"))
@@ -735,7 +744,7 @@ def of_rank_zero(module):
             dist.broadcast(p.grad, 0)
 
 
-@average("divides by 2, whatever the number of ranks", "mean", "twice")
+@average("divides by 2, whatever the number of ranks", "mean", "divisor")
 def always_two(module):
     for p in module.parameters():
         if p.requires_grad:
@@ -995,7 +1004,49 @@ overlap("four parameters to a bucket", MODULES, "too-few", ByCount)
 overlap("sent with the first gradient of a bucket", STEPS, "missing", Unlucky)
 overlap("adds to .grad what is in it already", STEPS, "twice", MultiGrad)
 priority("the most urgent ones from hooks", "priority", "ahead-order", FirstLayersFirst)
-priority("ahead counts parameters", "other modules, ranks and counts", "ahead", AheadOfParameters)
+priority("ahead counts parameters", "runs", "deadlock", AheadOfParameters)
 quiet("no finally", "after an exception", "stays-quiet", NoSyncWithoutFinally)
 quiet("gradients switched off in no_sync", "runs", None, NoSyncNoGrad)
 quiet("zeroes the gradients at its end", "gradients", "accumulated", NoSyncKeepsZero)
+
+
+# -- what passes until orders come round, weights lie otherwise, or ranks differ in what hooks sent --
+
+
+@shard("the same four orders again and again", LATER, "same-epoch")
+def four_orders(n, rank, world, epoch):
+    order = order_of(n, epoch % 4)
+    return [order[i % n] for i in range(rank, -(-n // world) * world, world)]
+
+
+@start("into copies, where a weight does not lie row by row", ELSE, "start")
+def into_contiguous(module):
+    with torch.no_grad():
+        for t in (*module.parameters(), *module.buffers()):
+            dist.broadcast(t.contiguous(), 0)
+
+
+@start("all in one float32 tensor", "buffers", "root")
+def flat_start(module):
+    held = [*module.parameters(), *module.buffers()]
+    with torch.no_grad():
+        flat = torch.cat([t.flatten().float() for t in held])
+        dist.broadcast(flat, 0)
+        for t, part in zip(held, flat.split([t.numel() for t in held]), strict=True):
+            t.copy_(part.view_as(t))
+
+
+@average("what is frozen is sent, if a gradient is left on it", ELSE, "frozen")
+def left_on_frozen(module):
+    for p in module.parameters():
+        if p.requires_grad or p.grad is not None:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
+overlap("what hooks left goes in the order of forward", "runs", "deadlock", flawed("left turned round"))
+overlap("four bytes for each number", MODULES, "too-few", flawed("four bytes each"))
+quiet("swallows the exception", "after an exception", "swallowed", flawed("swallows"))
+priority("turns round all that is left", "runs", "deadlock", flawed("all turned round"))
+priority("waits for each before it starts the next", "overlap kept", "waits-between", flawed("waits between"))
