@@ -73,7 +73,6 @@ HINTS = {
     # priority
     "order": "Write down which parameter each message carries, from the first to the last. Which one does the next forward need first?",
     "ahead": "Count the messages that start before backward is over. How many may, and how many should?",
-    "waits-between": "finish() starts all that are held before it waits for any. When does your second one start?",
     "ahead-order": "In backward, which gradients are there first?",
 }
 

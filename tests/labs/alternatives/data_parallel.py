@@ -468,13 +468,13 @@ class AgreesFirst(Views):
 
     agreed = False
 
-    def finish(self):
-        if not self.agreed:
+    def forward(self, *args, **kwargs):
+        if not self.agreed:  # not in finish: what hooks have sent by then may differ from rank to rank
             count = torch.tensor([len(self.groups)])
             dist.broadcast(count, 0)
             assert int(count) == len(self.groups)
             self.agreed = True
-        super().finish()
+        return super().forward(*args, **kwargs)
 
 
 right("a message of agreement in the first step", check=OVERLAP)(AgreesFirst)

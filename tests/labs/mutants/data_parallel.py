@@ -505,8 +505,6 @@ class Flawed:
         if not has("unfilled forgotten"):
             for number in left:
                 self.launch(number)
-                if has("waits between"):
-                    self.flying[-1][2].wait()
         for bucket, flat, work in self.flying:
             if work is not None and not has("never waits"):
                 work.wait()
@@ -1049,4 +1047,3 @@ overlap("what hooks left goes in the order of forward", "runs", "deadlock", flaw
 overlap("four bytes for each number", MODULES, "too-few", flawed("four bytes each"))
 quiet("swallows the exception", "after an exception", "swallowed", flawed("swallows"))
 priority("turns round all that is left", "runs", "deadlock", flawed("all turned round"))
-priority("waits for each before it starts the next", "overlap kept", "waits-between", flawed("waits between"))
