@@ -44,11 +44,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/python -m autograder check
 
-$(VENV)/.bench: $(VENV)/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[bench]'
-	@touch $@
-
-bench: $(VENV)/.bench
+bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks
 
 demo: $(VENV)/.lab

@@ -1,7 +1,7 @@
 """Steps of data-parallel training, timed and recorded: several wrappers by turns in the same ranks, on a wire of choice."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,11 @@ class Step:
     recordings: Sequence[Recording]
 
     def hidden(self) -> tuple[float, float, float]:
-        """(seconds of all-reduces on the wire, seconds of backward, seconds on the wire during backward) of the rank whose backward
+        """(seconds with an all-reduce on the wire, seconds of backward, seconds on the wire during backward) of the rank whose backward
         ends last: a message waits for the later rank, so that one's time is the step's."""
         last = max(range(len(self.recordings)), key=lambda rank: self.recordings[rank].clock_s + self.backward[rank][1])
         begin, end = self.backward[last]
-        spans = [(row.start_s, row.end_s) for row in self.recordings[last].comm("all_reduce")]
+        spans = _apart((row.start_s, row.end_s) for row in self.recordings[last].comm("all_reduce"))
         during = sum(max(0.0, min(stop, end) - max(start, begin)) for start, stop in spans)
         return sum(stop - start for start, stop in spans), end - begin, during
 
@@ -35,6 +35,16 @@ class Step:
         """(all-reduces, bytes of the tensors in them) of rank 0."""
         rows = self.recordings[0].comm("all_reduce")
         return len(rows), sum(row.payload_bytes for row in rows)
+
+
+def _apart(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time without counting any of it twice: one message's latency passes while the next is on the wire."""
+    apart: list[tuple[float, float]] = []
+    for start, stop in sorted(spans):
+        start = max(start, apart[-1][1]) if apart else start
+        if stop > start:
+            apart.append((start, stop))
+    return apart
 
 
 def measure_steps(

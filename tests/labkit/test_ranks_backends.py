@@ -52,7 +52,6 @@ def test_a_ranks_device_without_a_card_is_the_cpu():
 
 
 def test_hosts_are_handed_to_torchrunx():
-    pytest.importorskip("torchrunx")
     result = run_ranks(programs.reduces, 2, 0.5, record=True, hosts=["localhost"])
     assert result.values == [1.5, 1.5] and [recording.bytes_by_kind()["all_reduce"]["count"] for recording in result.recordings] == [1, 1]
 
@@ -60,7 +59,6 @@ def test_hosts_are_handed_to_torchrunx():
 def test_what_hosts_cannot_do_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="one machine"):
         run_ranks(programs.reduces, 2, 0.0, hosts=["localhost"], faults=[faults.kill(0, "send")])
-    pytest.importorskip("torchrunx")
     with pytest.raises(ValueError, match="3 ranks do not divide among 2 hosts"):
         run_ranks(programs.reduces, 3, 0.0, hosts=["one", "two"])
     monkeypatch.setitem(sys.modules, "torchrunx", None)

@@ -38,7 +38,7 @@ def test_wrappers_take_turns_and_are_recorded_on_every_rank() -> None:
     for step in told["ours"]:
         assert step.messages() == (4, 2 * 4 * (16 * 16 + 16)) and len(step.recordings) == len(step.backward) == 2
         wire, backward, during = step.hidden()
-        assert wire > 4 * 2e-3 and 0 <= during <= min(wire, backward) + 1e-3 and step.seconds > backward
+        assert wire >= 2e-3 and 0 <= during <= min(wire, backward) + 1e-9 and step.seconds > backward  # latencies overlap
     assert told["alone"][0].messages() == (0, 0)
 
 
@@ -49,7 +49,14 @@ def recorded(clock_s: float, *spans: tuple[float, float]) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     ("spans", "hidden"),
-    [([(2, 4), (4, 6)], (4, 3, 2)), ([(5, 9)], (4, 3, 0)), ([(0, 2)], (2, 3, 1)), ([(0, 9)], (9, 3, 3)), ([], (0, 3, 0))],
+    [
+        ([(2, 4), (4, 6)], (4, 3, 2)),
+        ([(5, 9)], (4, 3, 0)),
+        ([(0, 2)], (2, 3, 1)),
+        ([(0, 9)], (9, 3, 3)),
+        ([], (0, 3, 0)),
+        ([(2, 5), (3, 4), (3, 6)], (4, 3, 2)),
+    ],
 )
 def test_what_is_hidden_is_on_the_wire_during_backward(spans: list[tuple[float, float]], hidden: tuple[float, float, float]) -> None:
     early, late = recorded(10.0, (0, 0.5)), recorded(10.5, *spans)
