@@ -11,7 +11,6 @@ HINTS = {
     "doubled": "Some samples come more often than the tail needs. Do all ranks take their shares from one and the same order?",
     "global-seed": "Ranks whose global generators were seeded differently disagree. From which generator does your order come?",
     "seeds-left": "Afterwards the global generator gives other numbers than before. Which call of yours touched it?",
-    "unstable": "Two calls with the same arguments gave different answers. What besides the arguments does your order depend on?",
     "sorted": "Is a rank's order random, or a pattern?",
     "same-epoch": "What differs between epoch 0 and epoch 1 in the samples that a rank gets, and in their order?",
     "type": "What does your function return: whole numbers, in a list or in a 1-D tensor?",
@@ -67,7 +66,6 @@ HINTS = {
     "talks": "Something is sent inside no_sync. Which line decides to send, and what does it know of the context?",
     "stays-quiet": "After the context the hooks stay quiet. What does the flag say now, also if an error left the context?",
     "swallowed": "An error was raised inside no_sync. Who hears of it, once the context is left?",
-    "counts": "Wrong only after no_sync. What did the hooks count while they were to be quiet?",
     "earlier": "A gradient that came inside no_sync is lost. What is in .grad of a parameter that the last backward did not use?",
     "accumulated": "The pieces' gradients are not all in the mean. When is .grad read, and what was in it before this backward?",
     # priority

@@ -70,13 +70,11 @@ HINTS = {
     "old-answer": "Two answers lay in the mailbox. Which of them is news?",
     "named-again": "The server names a batch that this worker has done already. What may have become of that push?",
     "after-backward": "Layer 3's gradient is ready before layer 2's. When does yours leave?",
-    "one-message": "How many messages is a push with one message per layer?",
     "twice-sent": "A layer of this push left twice. Which of your hooks is still there from before?",
     "lost-layer": "A layer of this push never left. Whose gradient was ready last?",
     "never-stops": "Who tells the worker that work is over, and where does yours look?",
     "message": "What does the server look for in a message? Compare with `words` in the cell above.",
     "sends-what": "What was sent for this layer is not its gradient. Which tensor do you hand to `send`, and when is it read?",
-    "keeps": "The worker holds all gradients at once. Which of them has left already?",
 }
 
 
